@@ -1,0 +1,330 @@
+"""Telemetry of one process: opens its spool and starts its heartbeat, closes both, and begins anew after a fork.
+
+`setup` decides whether, where and as whom; this is how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+
+from raytrace_rl import _clock, _encode, _state, semconv
+from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
+from raytrace_rl.config import TelemetryConfig, capture_content, limits
+from raytrace_rl.spool import seal
+from raytrace_rl.spool.format import Kind
+from raytrace_rl.spool.heartbeat import Heartbeat
+from raytrace_rl.spool.liveness import Liveness
+from raytrace_rl.spool.opentable import OpenTable
+from raytrace_rl.spool.place import settle
+from raytrace_rl.spool.segment import no_segment
+from raytrace_rl.spool.writer import SpoolWriter
+
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
+_DEFAULT_BOUND: Final = 4 << 30
+
+
+class Process:
+    """What telemetry has started in this process.
+
+    Attributes:
+        config: The settings in force.
+        resource: Who this process is.
+        exporting: Spans really go somewhere.
+    """
+
+    def __init__(self, config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> None:
+        """Opens the spool; where that fails, warns, and drops and counts. Opens the gates last."""
+        self.config = config
+        self.resource: dict[str, AttributeValue] = dict(resource)
+        self.exporting = False
+        self.writer: SpoolWriter | None = None
+        self._table: OpenTable | None = None
+        self._liveness: Liveness | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._sink: Sink = NoSink()
+        self._open()
+
+    def _open(self) -> None:
+        config = self.config
+        if config.exporter == "none":
+            self._sink = NullSink()
+        elif config.exporter == "console":
+            self._sink = ConsoleSink()
+            self.exporting = True
+        else:
+            try:
+                self._open_spool(config)
+            except OSError as error:
+                self._discard()
+                _state.warn_once(
+                    f"run-dir:{config.run_dir}",
+                    "Run directory %s cannot be used (%s): spans are dropped and counted. "
+                    "Set RAYTRACE_RL_RUN_DIR to a directory that can be written.",
+                    config.run_dir,
+                    error,
+                )
+        _state.table = self._table
+        _state.writer = self.writer if self.writer is not None else self._sink
+        _state.segment = self.writer.segment if self.writer is not None else no_segment()
+        _state.epoch += 1
+        _state.open_spans = {}
+        _state.pid = os.getpid()
+        _state.tracing = config.traces_enabled
+        if self._heartbeat is not None:
+            self._heartbeat.start()
+
+    def _open_spool(self, config: TelemetryConfig) -> None:
+        if config.run_dir is None:
+            raise OSError("no run directory was settled")
+        place = settle(config.run_dir, config.spool_dir)
+        bound = config.spool_max_mib << 20 if config.spool_max_mib is not None else _default_bound(place.directory)
+        self.writer = writer = SpoolWriter(place, _encode.resource(self.resource), bound_bytes=bound)
+        path, link = writer.paths(".live")
+        self._liveness = Liveness(path)
+        _link(path, link)
+        path, link = writer.paths(".open")
+        self._table = OpenTable(path, writer.header(0))
+        _link(path, link)
+        self._heartbeat = Heartbeat(
+            writer, self._table, interval_s=config.heartbeat_s, stack_after_s=config.stack_after_s
+        )
+        self.exporting = True
+
+    def _discard(self) -> None:
+        """Undoes a spool that could be opened only in part."""
+        writer, table, liveness = self.writer, self._table, self._liveness
+        self.writer = self._table = self._liveness = self._heartbeat = None
+        self.exporting = False
+        if table is not None:
+            table.close()
+        if writer is not None:
+            for suffix in (".open", ".live", ".0.rts"):
+                _remove(writer, suffix)
+        if liveness is not None:
+            liveness.release()
+
+    def describe(self, attributes: Mapping[str, AttributeValue]) -> None:
+        """Completes who this process is: a resource record now, and the header of every segment to come."""
+        self.resource.update(attributes)
+        encoded = _encode.resource(self.resource)
+        writer = self.writer
+        if writer is not None and encoded != writer.resource:
+            writer.resource = encoded
+            writer.append(Kind.RESOURCE, encoded)
+
+    def close(self, deadline: float) -> None:
+        """Ends what is open, closes the gates and the spool.
+
+        Args:
+            deadline: `time.monotonic` moment to be done by. Spans are safe long before: what may wait for a slow disk
+                is only sealing, which a reader can do without.
+        """
+        end_open_spans()
+        _state.tracing = False
+        _state.enabled = frozenset()
+        work = threading.Thread(target=self._close, args=(deadline,), name="raytrace_rl-close", daemon=True)
+        try:
+            work.start()
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            self._close(deadline)
+        else:
+            work.join(max(0.0, deadline - monotonic()))
+        _state.epoch += 1
+        _state.open_spans = {}
+        _state.segment = no_segment()
+        _state.writer = None
+        _state.table = None
+
+    def _close(self, deadline: float) -> None:
+        writer = self.writer
+        if writer is None:
+            return
+        try:
+            if self._heartbeat is not None:
+                self._heartbeat.stop(max(0.1, (deadline - monotonic()) / 2))
+            if any(_state.drops.values()):
+                writer.append(Kind.DROPS, drops_record())
+            if self._table is not None:
+                self._table.close()
+            writer.close()
+            for suffix in (".open", ".live"):
+                _remove(writer, suffix)
+            if self._liveness is not None:
+                self._liveness.release()
+        except Exception as error:
+            _state.warn_once("close", "The spool in %s could not be closed cleanly: %r", writer.place.directory, error)
+
+    def adopt_orphans(self) -> None:
+        """Brings home what dead processes of this node left in a tmpfs."""
+        if self.writer is not None:
+            seal.adopt_orphans(self.writer.place.directory)
+            seal.remove_if_empty(self.writer.place)
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: lets go of what is the parent's."""
+        if self._liveness is not None:
+            with contextlib.suppress(OSError):
+                self._liveness.forget()
+
+
+class _ForkedSink:
+    """What a forked child has until its first record, and then opens a spool of its own: idle children cost none."""
+
+    def __init__(self, parent: Process) -> None:
+        self._parent = parent
+        self._lock = threading.RLock()
+
+    def _opened(self) -> Sink | None:
+        global current
+        with self._lock:
+            if _state.writer is self:
+                tracing = _state.tracing
+                resource = {
+                    **self._parent.resource,
+                    semconv.RL_ROLE: semconv.ROLE_WORKER,  # a run has one driver, whoever forks from it
+                    semconv.PROCESS_PID: os.getpid(),
+                    semconv.SERVICE_INSTANCE_ID: os.urandom(16).hex(),
+                    "process.parent_pid": os.getppid(),
+                }
+                open_spans, epoch = _state.open_spans, _state.epoch
+                current = Process(self._parent.config, resource)
+                # Spans that this child has begun already are of the epoch that the fork began.
+                _state.open_spans, _state.epoch, _state.tracing = open_spans, epoch, tracing
+        writer: Sink | None = _state.writer
+        return writer if writer is not self else None
+
+    def append_record(self, record: bytes) -> bool:
+        """Opens the child's spool and places the record in it."""
+        sink = self._opened()
+        return sink is not None and sink.append_record(record)
+
+    def append(self, kind: int, payload: bytes) -> bool:
+        """Opens the child's spool and places the record in it."""
+        sink = self._opened()
+        return sink is not None and sink.append(kind, payload)
+
+
+#: What runs in this process; None while telemetry is off.
+current: Process | None = None
+
+
+def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Process:
+    """Starts telemetry in this process and makes it the current one."""
+    global current
+    _state.forget_warnings()
+    for kind in _state.DROP_KINDS:
+        _state.drops[kind] = 0
+    found = limits()
+    _encode.value_length_limit = found.value_length
+    _encode.attribute_count_limit = found.attributes
+    _state.capture_content = capture_content()
+    _encode.clear_caches()
+    _state.static_cache.clear()
+    _state.config = config
+    current = Process(config, resource)
+    if config.traces_enabled:
+        install_provider(current.resource)
+    return current
+
+
+def stop(timeout_ms: float) -> None:
+    """Stops telemetry in this process; nothing happens if it is off."""
+    global current
+    process, current = current, None
+    if process is not None:
+        process.close(monotonic() + timeout_ms / 1000)
+
+
+def install_provider(resource: Mapping[str, Any]) -> None:
+    """Sees to it that SDK spans reach the spool: through the provider that is installed, else through one of ours."""
+    try:
+        from raytrace_rl import _foreign
+
+        provider = trace.get_tracer_provider()
+        if isinstance(provider, trace.ProxyTracerProvider):
+            provider = _foreign.new_provider(dict(resource))
+            _joined[id(provider)] = provider
+            trace.set_tracer_provider(provider)
+            return
+        add = getattr(provider, "add_span_processor", None)
+        if add is None:
+            _state.warn_once(
+                "provider",
+                "The TracerProvider that is installed (%s) takes no span processor: its spans stay out of the spool.",
+                type(provider).__name__,
+            )
+        elif id(provider) not in _joined:
+            add(_foreign.SpoolSpanProcessor())
+            _joined[id(provider)] = provider
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.warn_once("provider", "Spans of other instrumentation cannot be kept: %r", error)
+
+
+#: Providers that have our processor, by id; held, so that an id is not reused.
+_joined: Final[dict[int, Any]] = {}
+
+
+def end_open_spans() -> None:
+    """Ends every open span of this process, innermost first, marked truncated."""
+    now = _clock.now_ns()
+    for span in reversed(list(_state.open_spans)):
+        try:
+            span.truncate(now)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            _state.count_drop("spans")
+
+
+def drops_record() -> bytes:
+    """Returns the payload of a DROPS record."""
+    import json
+
+    return json.dumps(_state.drops).encode()
+
+
+def _default_bound(directory: str) -> int:
+    return min(_DEFAULT_BOUND, max(shutil.disk_usage(directory).free // 20, 64 << 20))
+
+
+def _link(path: str, link: str) -> None:
+    if path != link:
+        Path(link).symlink_to(path)
+
+
+def _remove(writer: SpoolWriter, suffix: str) -> None:
+    for path in set(writer.paths(suffix)):
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+
+
+def _after_fork_in_child() -> None:
+    global current
+    process, current = current, None
+    if process is None:
+        return
+    process.forget_after_fork()
+    _state.epoch += 1
+    _state.open_spans = {}
+    _state.segment = no_segment()
+    _state.table = None
+    for kind in _state.DROP_KINDS:
+        _state.drops[kind] = 0
+    _state.writer = _ForkedSink(process)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

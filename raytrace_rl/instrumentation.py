@@ -1,0 +1,248 @@
+"""The span primitives of algorithm code: open a span in a group, decorate a function, set the scope of a step.
+
+The everyday module, with the names of ``nemo_rl.telemetry.instrumentation``: it also exports what `buckets`, `context`
+and `dispatch` own, so that one import serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from opentelemetry.trace import Span, Tracer
+
+from raytrace_rl import _decorators, _registry, _scopes, _state, _trees
+from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl._span import ManagedSpan
+from raytrace_rl.buckets import Bucket, bucket_scope
+from raytrace_rl.context import TraceContext, current_trace_carrier, remote_trace_context
+from raytrace_rl.dispatch import accepts_trace_context, dispatch_with_trace_context, trace_context_kwargs, traced
+from raytrace_rl.span_groups import is_span_group_enabled
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+__all__ = [
+    "Bucket",
+    "TraceContext",
+    "accepts_trace_context",
+    "bucket_scope",
+    "current_trace_carrier",
+    "dispatch_with_trace_context",
+    "is_span_group_enabled",
+    "iteration_scope",
+    "managed_span",
+    "remote_trace_context",
+    "safe_set_span_attributes",
+    "span_cm",
+    "trace_context_kwargs",
+    "trace_fn",
+    "traced",
+    "umbrella_span",
+    "umbrella_trace_fn",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _NoSpan:
+    """What a disabled span is: yields None, runs the body, lets exceptions pass. Shared, for it holds nothing.
+
+    Its two methods are bound C functions that ignore what they are given: ``list.clear`` of an empty list returns
+    None, ``"".format`` a false string. Calling a Python function instead costs 25 ns each.
+    """
+
+    __slots__ = ()
+    __enter__ = [].clear
+    __exit__ = "".format
+
+
+_NO_SPAN: Final[Any] = _NoSpan()
+
+
+def managed_span(
+    group: str, name: str, /, *, tracer: Tracer | None = None, **attributes: Any
+) -> AbstractContextManager[Span | None]:
+    """Opens a span for the body of a ``with`` statement, if ``group`` is enabled.
+
+    The span is current inside (``opentelemetry.trace.get_current_span()``), child of whatever span was current, ours
+    or another library's. An exception is recorded with ERROR status and goes on. A leaf group's span carries
+    ``rl.bucket``: an explicit one, else that of the nearest `bucket_scope`, else the group's default.
+
+    Args:
+        group: Span group; see `RLSpanGroup`.
+        name: ``rl.<algorithm>.<phase>``.
+        tracer: An OpenTelemetry tracer to make the span with, instead of ours. What is no tracer is ignored.
+        attributes: Attributes at start: str, bool, int, float, short sequences of these, NumPy and CPU torch scalars,
+            enums, paths. None is left out. What cannot be encoded loses itself alone, and is counted.
+
+    Returns:
+        A context manager that yields the span, or None if the group is disabled.
+    """
+    if group not in _state.enabled:
+        return _NO_SPAN  # type: ignore[no-any-return]
+    if tracer is not None:
+        return _with_tracer(tracer, group, name, attributes)
+    return ManagedSpan(group, name, attributes)
+
+
+def umbrella_span(
+    group: str, name: str, /, *, tracer: Tracer | None = None, **attributes: Any
+) -> AbstractContextManager[Span | None]:
+    """Opens a span over other work: no bucket of its own, since its leaves carry theirs.
+
+    On a leaf group it warns once and opens a bucketed leaf, so that no time is lost to goodput.
+
+    Args:
+        group: An umbrella group: ``RLSpanGroup.U_...`` or one that a library registered as an umbrella.
+        name: ``rl.<algorithm>.<phase>``.
+        tracer: As for `managed_span`.
+        attributes: As for `managed_span`.
+
+    Returns:
+        A context manager that yields the span, or None if the group is disabled.
+    """
+    if group not in _state.enabled:
+        return _NO_SPAN  # type: ignore[no-any-return]
+    if not _registry.is_umbrella(group):
+        _state.warn_once(
+            f"umbrella:{group}",
+            "umbrella_span on the leaf group %r (span %r): it is recorded as a leaf, with a bucket. Use managed_span.",
+            group,
+            name,
+        )
+    if tracer is not None:
+        return _with_tracer(tracer, group, name, attributes)
+    return _trees.umbrella(group, name, attributes)
+
+
+def span_cm(name: str, /, *, tracer: Tracer | None = None, **attributes: Any) -> AbstractContextManager[Span | None]:
+    """Opens a span outside all groups: no gate, no bucket. For cold top-level paths.
+
+    Args:
+        name: Span name.
+        tracer: As for `managed_span`.
+        attributes: As for `managed_span`.
+
+    Returns:
+        A context manager that yields the span; None only while telemetry is off.
+    """
+    if not _state.tracing:
+        return _NO_SPAN  # type: ignore[no-any-return]
+    if tracer is not None:
+        return _with_tracer(tracer, None, name, attributes)
+    return ManagedSpan(None, name, attributes)
+
+
+def trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function of any kind (plain, coroutine, generator, async generator) with a `managed_span`.
+
+    Args:
+        group: Span group.
+        name: Span name; by default the function's qualified name.
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        label = _label(fn, name)
+        return _decorators.around(fn, group, lambda: ManagedSpan(group, label, {}))
+
+    return decorate
+
+
+def umbrella_trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function of any kind with an `umbrella_span`.
+
+    Args:
+        group: An umbrella group.
+        name: Span name; by default the function's qualified name.
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        label = _label(fn, name)
+
+        def make() -> ManagedSpan:
+            span: Any = umbrella_span(group, label)
+            return span if isinstance(span, ManagedSpan) else ManagedSpan(group, label, {})
+
+        return _decorators.around(fn, group, make)
+
+    return decorate
+
+
+def _label(fn: Callable[..., Any], name: str | None) -> str:
+    return name or str(getattr(fn, "__qualname__", repr(fn)))
+
+
+class iteration_scope:
+    """Spans opened inside, in remote workers too, carry ``rl.iteration``.
+
+    Args:
+        n: The training step. What is no integer is ignored with one warning.
+    """
+
+    __slots__ = ("_n", "_token")
+
+    def __init__(self, n: int) -> None:
+        self._n: int | None = None
+        self._token: Token[_scopes.Scopes | None] | None = None
+        try:
+            self._n = int(n)
+        except (TypeError, ValueError, OverflowError):
+            _state.warn_once("iteration", "iteration_scope(%.80r): a training step is an integer. It is ignored.", n)
+
+    def __enter__(self) -> None:
+        if self._n is not None and _state.tracing:
+            self._token = _scopes.var.set(_scopes.make(_scopes.var.get(), iteration=self._n))
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _scopes.leave(self._token)
+
+
+def safe_set_span_attributes(span: Span | None, attributes: Mapping[str, Any]) -> None:
+    """Sets attributes on a span that may be None (disabled). Never raises.
+
+    Args:
+        span: What ``with managed_span(...) as span`` yielded.
+        attributes: As for `managed_span`.
+    """
+    if span is None:
+        return
+    try:
+        span.set_attributes({key: value for key, value in attributes.items() if value is not None})
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.count_drop("attributes")
+        _state.warn_once("set-attributes", "Span attributes could not be set: %r", error)
+
+
+def _with_tracer(
+    tracer: Any, group: str | None, name: str, attributes: dict[str, Any]
+) -> AbstractContextManager[Span | None]:
+    """Makes the span with the caller's own tracer, into the pipeline behind it."""
+    if not callable(getattr(tracer, "start_as_current_span", None)):
+        _state.warn_once("tracer", "tracer=%.80r is no OpenTelemetry tracer and is ignored.", tracer)
+        return ManagedSpan(group, name, attributes)
+    scopes = _scopes.var.get()
+    bucket = _registry.bucket_value(attributes.pop("rl.bucket", None))
+    if bucket is None and (bucket := _registry.default_bucket(group)) is not None and scopes is not None:
+        bucket = scopes.bucket or bucket
+    fixed = {
+        "rl.span_group": group,
+        "rl.bucket": bucket,
+        "rl.iteration": scopes.iteration if scopes is not None else None,
+    }
+    given = {key: value for key, value in {**fixed, **attributes}.items() if value is not None}
+    try:
+        manager: AbstractContextManager[Span | None] = tracer.start_as_current_span(name, attributes=given)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.warn_once("tracer-failed", "The tracer given for span %r failed: %r", name, error)
+        return ManagedSpan(group, name, attributes)
+    return manager

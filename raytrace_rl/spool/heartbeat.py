@@ -1,0 +1,125 @@
+"""The heartbeat: one thread a process that keeps the spool fit, off the hot path.
+
+Each beat rewrites the sign of life, notes the spans that are open (and, after a threshold, where their threads stand),
+makes the next segment ahead of need, seals full ones, and records drops and clock drift.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from time import monotonic
+from typing import Any, Final
+
+from raytrace_rl import _clock, _state
+from raytrace_rl.spool.format import Kind
+from raytrace_rl.spool.journal import Journal
+from raytrace_rl.spool.opentable import OpenTable
+from raytrace_rl.spool.writer import SpoolWriter
+
+#: A drift of the wall clock against the monotonic one beyond this (ns) is recorded as a new anchor.
+CLOCK_STEP_NS: Final = 1_000_000
+
+
+class Heartbeat:
+    """Runs beats until stopped.
+
+    Args:
+        writer: The spool of this process.
+        table: Its table of open spans.
+        interval_s: Seconds between beats.
+        stack_after_s: An open span's stack is taken when it is this old, and again each time as much has passed.
+    """
+
+    def __init__(
+        self, writer: SpoolWriter, table: OpenTable | None, *, interval_s: float, stack_after_s: float
+    ) -> None:
+        self._writer = writer
+        self._table = table
+        self._journal = Journal(writer)
+        self._interval_s = interval_s
+        self._stack_after_ns = int(stack_after_s * 1e9)
+        self._stacks_at: dict[bytes, int] = {}
+        self._recorded_drops = dict(_state.drops)
+        self._offset_ns = _clock.OFFSET_NS
+        self._stopped = False
+        # A lock as the alarm bell, not an Event: releasing it is one C call, safe from signal handlers and finalizers.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._thread = threading.Thread(target=self._run, name="raytrace_rl-heartbeat", daemon=True)
+        writer.wake = self.wake
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Asks for a beat now. Never blocks."""
+        try:
+            self._bell.release()
+        except RuntimeError:
+            pass  # it rings already
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread, waits at most ``timeout_s`` seconds for it, and removes the journal."""
+        self._stopped = True
+        self.wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._journal.close()
+
+    def _run(self) -> None:
+        last = 0.0
+        while not self._stopped:
+            try:
+                if monotonic() - last >= self._interval_s * 0.9:
+                    last = monotonic()
+                    self.beat()
+                self._writer.prepare_next()
+                self._writer.seal_full()
+            except Exception as error:
+                _state.warn_once("heartbeat", "A heartbeat of the telemetry failed: %r", error)
+            self._bell.acquire(timeout=max(0.01, self._interval_s - (monotonic() - last)))
+
+    def beat(self) -> None:
+        """One beat."""
+        self._writer.beat()
+        spans = list(_state.open_spans)
+        self._journal.note(spans)
+        self._note_stacks(spans)
+        if self._table is not None:
+            self._table.reclaim({span.slot for span in spans})
+        self._record_drops()
+        self._record_clock()
+
+    def _record_drops(self) -> None:
+        drops = dict(_state.drops)
+        if drops != self._recorded_drops and self._writer.append(Kind.DROPS, json.dumps(drops).encode()):
+            self._recorded_drops = drops
+
+    def _record_clock(self) -> None:
+        anchor = _clock.read_anchor()
+        offset = anchor.wall_ns - anchor.monotonic_ns
+        if abs(offset - self._offset_ns) > CLOCK_STEP_NS:
+            self._offset_ns = offset
+            self._writer.append(Kind.CLOCK, struct.pack("<QQ", anchor.wall_ns, anchor.monotonic_ns))
+
+    def _note_stacks(self, spans: Iterable[Any]) -> None:
+        now = _clock.now_ns()
+        due = [span for span in spans if now - self._stacks_at.get(span.ids, span.start_ns) >= self._stack_after_ns]
+        if not due:
+            if len(self._stacks_at) > 1024:
+                self._stacks_at.clear()
+            return
+        frames = sys._current_frames()
+        for span in due:
+            frame = frames.get(span.thread_ident)
+            if frame is not None:
+                self._stacks_at[span.ids] = now
+                self._journal.note_stack(span.ids, now, "".join(traceback.format_stack(frame)))
+        del frames

@@ -1,0 +1,121 @@
+"""Where a process's spool files lie: the run directory for readers, and a directory that is safe to map for writing.
+
+A write to a mapped page of a disk-backed file can wait for writeback with the GIL held (up to 200 ms seen), and a
+network file system may not map at all. So active files prefer a tmpfs with room; the run directory then holds symbolic
+links to them, which sealing replaces by the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import stat
+import tempfile
+from typing import Final, NamedTuple
+
+from raytrace_rl import _state
+from raytrace_rl.spool.liveness import boot_id
+
+_SHM: Final = "/dev/shm"
+#: A tmpfs with less free than this is left to others.
+MIN_TMPFS_FREE: Final = 256 * 1024 * 1024
+_LOCAL_TYPES: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "bcachefs"}
+)
+
+
+class Place(NamedTuple):
+    """The directories of one process's spool.
+
+    Attributes:
+        directory: ``RUN_DIR/spool/<node>``: where readers look.
+        active: Where files are mapped; equal to ``directory`` when that is safe to map.
+    """
+
+    directory: str
+    active: str
+
+
+def node_name() -> str:
+    """Returns this host's name for directories: the host name and the boot it is in (two hosts may share a name)."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64] or "host"
+    return f"{host}-{boot_id().hex()[:8]}"
+
+
+def settle(run_dir: str, spool_dir: str | None = None) -> Place:
+    """Chooses and makes this node's directories for a run.
+
+    Args:
+        run_dir: The run directory, absolute.
+        spool_dir: Where the user wants active files; None lets us choose.
+
+    Raises:
+        OSError: The run directory's spool cannot be made or written.
+    """
+    directory = os.path.join(run_dir, "spool", node_name())
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(f"{directory} is not writable")
+    label = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    candidates: list[str] = []
+    if spool_dir:
+        candidates.append(os.path.join(os.path.abspath(spool_dir), label))
+    else:
+        private = f"raytrace_rl-{os.getuid()}"
+        if _roomy_tmpfs(_SHM):
+            candidates.append(os.path.join(_SHM, private, label))
+        if file_system_type(directory) in _LOCAL_TYPES:
+            candidates.append(directory)
+        candidates.append(os.path.join(tempfile.gettempdir(), private, label))
+    for candidate in candidates:
+        if candidate == directory or _make_private(candidate):
+            return Place(directory, candidate)
+    _state.warn_once(
+        "spool-place", "None of %s can hold active spool files; they are mapped in %s itself.", candidates, directory
+    )
+    return Place(directory, directory)
+
+
+def file_system_type(path: str) -> str:
+    """Returns the type of the file system that holds ``path`` (``ext4``, ``nfs4``...), empty where unknown."""
+    real = os.path.realpath(path)
+    best, found = "", ""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                fields = line.split(" ")
+                if len(fields) < 3:
+                    continue
+                point = fields[1].replace("\\040", " ")
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, found = point, fields[2]
+    except OSError:
+        pass
+    return found
+
+
+def _roomy_tmpfs(path: str) -> bool:
+    try:
+        if file_system_type(path) != "tmpfs":
+            return False
+        usage = os.statvfs(path)
+    except OSError:
+        return False
+    return usage.f_bavail * usage.f_frsize >= MIN_TMPFS_FREE
+
+
+def _make_private(path: str) -> bool:
+    """Makes ``path`` and its parent with mode 0700; False unless both are ours alone (the parent may be anyone's)."""
+    try:
+        for directory in (os.path.dirname(path), path):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            found = os.lstat(directory)
+            if not stat.S_ISDIR(found.st_mode):
+                return False
+        # In a world-writable parent somebody else may have made the name first.
+        return found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
+    except OSError:
+        return False
