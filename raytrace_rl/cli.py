@@ -1,0 +1,127 @@
+"""The command line: ``raytrace-rl report`` and ``raytrace-rl export``. One function a subcommand.
+
+Exit codes: 0 fine, 1 findings (subcommands that look for them), 2 usage or unreadable input, with one line that says
+why on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from raytrace_rl.monitor.export import FORMATS, export
+from raytrace_rl.monitor.load import load_run
+from raytrace_rl.monitor.model import Run, UnreadableRunError
+from raytrace_rl.monitor.report import report, text
+
+OK: Final = 0
+UNUSABLE: Final = 2
+
+_RUN_HELP: Final = "run directory, or OTLP traces file (JSON lines or protobuf)"
+
+
+class _UsageError(Exception):
+    """Ends a subcommand with exit code 2; the message is the line on stderr."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        argv: Arguments without the program's name; None takes the process's.
+
+    Returns:
+        The exit code. Never raises for bad input.
+    """
+    try:
+        options = _parser().parse_args(argv)
+        code: int = options.run_subcommand(options)
+        sys.stdout.flush()
+    except SystemExit as stop:  # argparse: --help, or a usage error that it has explained
+        return stop.code if isinstance(stop.code, int) else UNUSABLE
+    except (UnreadableRunError, _UsageError) as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        # The reader (head, less) has what it wanted. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    return code
+
+
+def _complain(reason: str) -> int:
+    print(f"raytrace-rl: {' '.join(reason.splitlines())}", file=sys.stderr)
+    return UNUSABLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="raytrace-rl", description="Where the time of an RL post-training run went, from its traces."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = commands.add_parser("report", help="goodput, steps, spans, processes and what was lost")
+    command.add_argument("RUN", help=_RUN_HELP)
+    command.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
+    command.set_defaults(run_subcommand=_report)
+
+    command = commands.add_parser("export", help="write the run's spans in a standard file form")
+    command.add_argument("RUN", help=_RUN_HELP)
+    command.add_argument("--format", required=True, choices=FORMATS, help="form of the file")
+    command.add_argument("--out", required=True, metavar="PATH", help="file to write, - for standard output")
+    command.set_defaults(run_subcommand=_export)
+    return parser
+
+
+def _load(path: str) -> Run:
+    """Loads the run, and says that it does while someone watches."""
+    watched = sys.stderr.isatty()
+    if watched:
+        print(f"reading {path} ...", end="", file=sys.stderr, flush=True)
+    try:
+        return load_run(path)
+    finally:
+        if watched:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _report(options: argparse.Namespace) -> int:
+    run = _load(options.RUN)
+    if options.json:
+        print(json.dumps(report(run), indent=2))
+    else:
+        print(text(run), end="")
+    return OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    run = _load(options.RUN)
+    if options.out == "-":
+        export(run, options.format, sys.stdout.buffer)
+        return OK
+    out = Path(options.out)
+    if out.is_dir():
+        raise _UsageError(f"{out}: is a directory")
+    # The run may be the file that is overwritten: it is whole until the new one is.
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            written = export(run, options.format, file)
+        temporary.replace(out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    print(f"{written} spans written to {options.out}", file=sys.stderr)
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

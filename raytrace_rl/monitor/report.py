@@ -1,0 +1,97 @@
+"""`report`: everything about a run as one JSON-able dictionary (schema 1, docs/report.md)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raytrace_rl.monitor import tables
+from raytrace_rl.monitor.goodput import Beside, FleetView, Goodput, JobView, SumView, goodput
+from raytrace_rl.monitor.model import BUCKETS, Run
+from raytrace_rl.monitor.text import render, render_summary
+
+SCHEMA: Final = 1
+_NS: Final = 1e9
+
+
+def report(run: Run) -> dict[str, Any]:
+    """Returns the report of a run: plain JSON values, described in docs/report.md."""
+    views = goodput(run)
+    starts = [row.start_ns for row in run.spans]
+    return {
+        "schema": SCHEMA,
+        "run": {
+            "id": run.run_id,
+            "path": run.path,
+            "processes": len(run.processes),
+            "attempts": len({process.attempt for process in run.processes}),
+            "start_ns": min(starts, default=None),
+            "end_ns": max((row.until_ns for row in run.spans), default=None),
+        },
+        "goodput": _goodput(views),
+        "steps": tables.steps(run),
+        "span_names": tables.span_names(run),
+        "processes": tables.processes(run),
+        "loss": tables.loss(run),
+        "traces": tables.traces(run),
+        "stragglers": None,
+        "critical_path": None,
+        "skew": None,
+        "coverage": {
+            "sum": views.sum.beside.coverage,
+            "job": views.job.beside.coverage if views.job else None,
+            "fleet": views.fleet.beside.coverage if views.fleet else None,
+        },
+    }
+
+
+def _goodput(views: Goodput) -> dict[str, Any]:
+    return {"sum": _sum(views.sum), "job": _job(views.job), "fleet": _fleet(views.fleet)}
+
+
+def _buckets(buckets: dict[str, int]) -> dict[str, float]:
+    return {f"{bucket}_s": buckets[bucket] / _NS for bucket in BUCKETS}
+
+
+def _beside(beside: Beside) -> dict[str, Any]:
+    return {"coverage": beside.coverage, "dropped": beside.dropped, "truncated": beside.truncated}
+
+
+def _sum(view: SumView) -> dict[str, Any]:
+    return {**_buckets(view.buckets), "overlap_s": view.overlap_ns / _NS, **_beside(view.beside)}
+
+
+def _job(view: JobView | None) -> dict[str, Any] | None:
+    if view is None:
+        return None
+    return {
+        **_buckets(view.buckets),
+        "unattributed_s": view.unattributed_ns / _NS,
+        "recovery_s": view.recovery_ns / _NS,
+        "wall_s": view.wall_ns / _NS,
+        "goodput": view.goodput,
+        **_beside(view.beside),
+    }
+
+
+def _fleet(view: FleetView | None) -> dict[str, Any] | None:
+    if view is None:
+        return None
+    return {
+        **_buckets(view.buckets),
+        "unattributed_s": view.unattributed_ns / _NS,
+        "gpu_s": view.gpu_ns / _NS,
+        "unit": view.unit,
+        "units": view.units,
+        "goodput": view.goodput,
+        **_beside(view.beside),
+    }
+
+
+def text(run: Run) -> str:
+    """Returns the whole report for a terminal or a pipe."""
+    return render(report(run))
+
+
+def summary(run: Run) -> str:
+    """Returns the goodput summary of a run: plain text that fits a screen of 80 columns and 24 lines."""
+    return render_summary(report(run))

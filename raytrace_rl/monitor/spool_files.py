@@ -1,0 +1,188 @@
+"""Adds the spool files of one process to a run: its ended spans, what was open, and whether it still lives."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from raytrace_rl import _decode
+from raytrace_rl.monitor.builder import identify
+from raytrace_rl.monitor.model import StackRow
+from raytrace_rl.spool import format as fmt
+from raytrace_rl.spool import listing, liveness
+from raytrace_rl.spool.reader import Cursor, Damage, Record, UnreadableFileError, read_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from raytrace_rl.monitor.builder import Builder
+    from raytrace_rl.monitor.model import SpanRow
+
+_PROVEN_OVER = ("dead", "closed")
+
+
+def is_spool_file(path: Path) -> bool:
+    """Whether the file is one of the spool's, by its first bytes or else by its name."""
+    if path.suffix in {".rts", ".open"}:
+        return True
+    try:
+        return read_whole(str(path), len(fmt.MAGIC)) == fmt.MAGIC
+    except UnreadableFileError:
+        return False
+
+
+def single_file(path: Path) -> listing.ProcessFiles:
+    """Returns the files of a process of which one file alone is to be read."""
+    path = path.absolute()
+    match = re.match(r"(\d{1,10}-\d{1,20})\.", path.name)
+    stem = match.group(1) if match else "0-0"
+    files = listing.ProcessFiles(path.parent.name, stem, str(path.parent / f"{stem}.live"))
+    if path.suffix == ".open":
+        files.slots = str(path)
+    else:
+        files.segments[0] = str(path)
+    return files
+
+
+def add_process(builder: Builder, files: listing.ProcessFiles) -> None:
+    """Adds one process.
+
+    The order matters while it lives: its state first (all that a process proven dead wrote is then there to be read),
+    then what is open, then what has ended, so that a span that ends meanwhile is found ended.
+    """
+    _ProcessReader(builder, files).read()
+
+
+class _ProcessReader:
+    def __init__(self, builder: Builder, files: listing.ProcessFiles) -> None:
+        self.builder = builder
+        self.files = files
+        self.process = builder.process(f"{files.node}/{files.stem}")
+        self.open: dict[bytes, _decode.Span] = {}
+        self.gone: set[bytes] = set()
+        self.headers: list[fmt.Header] = []
+        self.resource: _decode.Attributes | None = None
+
+    def read(self) -> None:
+        files, process = self.files, self.process
+        process.node, process.pid, process.start_ns = files.node, files.pid, files.start_ns
+        process.state = liveness.state(files.live, self._boot_id())
+        self._slots()
+        for _, path in sorted(files.journals.items()):
+            self._file(path)
+        for number, path in sorted(files.segments.items()):
+            self._file(path, number)
+        self._close()
+
+    def _boot_id(self) -> bytes:
+        for path in [*self.files.segments.values(), *self.files.journals.values(), self.files.slots]:
+            if path is None:
+                continue
+            try:
+                return fmt.parse_header(read_whole(path, fmt.MAX_HEADER_SIZE)).boot_id
+            except (UnreadableFileError, ValueError):
+                continue
+        return bytes(16)
+
+    def _slots(self) -> None:
+        if self.files.slots is None:
+            return
+        header, spans, damage = listing.read_slots(self.files.slots)
+        if header is not None:
+            self.headers.append(header)
+        if damage is not None and damage.kind != "vanished":
+            self.builder.damage(damage)
+        for data in spans:
+            try:
+                self._note_open(_decode.span(data))
+            except ValueError:
+                continue  # a slot is written while it is read; the journal has the span too
+
+    def _note_open(self, span: _decode.Span) -> None:
+        span.end_ns = 0
+        self.open[span.trace_id + span.span_id] = span
+
+    def _file(self, path: str, number: int | None = None) -> None:
+        process = self.process
+        ended = 0
+        with Cursor(path) as cursor:
+            for record in cursor.poll(final=process.state in _PROVEN_OVER):
+                try:
+                    ended += self._record(record)
+                except (ValueError, RecursionError) as error:
+                    reason = f"content of a record of kind {record.kind}: {error}"
+                    self.builder.damage(Damage(path, record.offset, len(record.payload), reason, "payload"))
+            header = cursor.header
+            for damage in cursor.damage:
+                self.builder.damage(damage)
+        if header is None:
+            return
+        self.headers.append(header)
+        if number is not None and header.sealed and ended < header.span_count:
+            reason = f"sealed with {header.span_count} span records, {ended} of them can be read"
+            self.builder.damage(Damage(path, 0, 0, reason, "count", header.span_count - ended))
+
+    def _record(self, record: Record) -> bool:
+        """Takes one record; returns whether it is one of those that a sealed header counts."""
+        kind, payload = record.kind, record.payload
+        if kind == fmt.Kind.SPAN:
+            self.builder.add(_decode.span(payload), self.process)
+            return True
+        if kind == fmt.Kind.SCOPE_SPANS:
+            scope, spans = _decode.scope_spans(payload)
+            for span in spans:
+                self.builder.add(span, self.process, scope)
+            return True
+        if kind == fmt.Kind.OPEN_SPAN:
+            self._note_open(_decode.span(payload))
+        elif kind == fmt.Kind.SPAN_GONE:
+            self.gone.add(payload[:24])
+        elif kind == fmt.Kind.RESOURCE:
+            self.resource = _decode.resource(payload)
+        elif kind == fmt.Kind.DROPS:
+            drops = json.loads(payload)
+            if isinstance(drops, dict):
+                self.process.drops = {str(k): v for k, v in drops.items() if type(v) is int and v >= 0}
+        elif kind == fmt.Kind.STACK:
+            if len(payload) < 32:
+                raise ValueError("stack record is too short")
+            time_ns = int.from_bytes(payload[24:32], "little")
+            text = payload[32:].decode("utf-8", "replace")
+            self.builder.stack(StackRow(payload[:16].hex(), payload[16:24].hex(), time_ns, text))
+        return False
+
+    def _identify(self) -> None:
+        resource = self.resource
+        if resource is None:
+            for header in sorted(self.headers, key=lambda header: header.heartbeat_ns, reverse=True):
+                try:
+                    resource = _decode.resource(header.resource)
+                except ValueError:
+                    continue
+                break
+        identify(self.process, resource or {})
+
+    def _close(self) -> None:
+        """Settles what came of the open spans, now that everything has been read."""
+        process = self.process
+        self._identify()
+        process.heartbeat_ns = max((header.heartbeat_ns for header in self.headers), default=0)
+        process.last_ns = max(process.last_ns, process.heartbeat_ns, process.start_ns)
+        dropped = max((header.dropped_spans for header in self.headers), default=0)
+        if dropped:
+            process.drops["spans"] = max(dropped, process.drops.get("spans", 0))
+        rows: list[SpanRow] = []
+        for key, span in self.open.items():
+            if key in self.gone or self.builder.ended(span):
+                continue
+            try:
+                row = self.builder.add(span, process)
+            except ValueError:
+                continue  # a torn slot
+            if row is not None:
+                rows.append(row)
+        if process.state in _PROVEN_OVER:
+            # A span that ended after the last beat is a later sign of life than that.
+            for row in rows:
+                row.truncate(process.last_ns)

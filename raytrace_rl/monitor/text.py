@@ -1,0 +1,255 @@
+"""Draws a report as plain text: the summary on one screen, the report at length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+WIDTH: Final = 80
+HEIGHT: Final = 24
+_BAR: Final = 20
+#: Rows of a table in the text report; the JSON report has them all.
+_ROWS: Final = 20
+_LABELS: Final = (
+    ("productive_s", "productive"),
+    ("overhead_s", "overhead"),
+    ("idle_s", "idle"),
+    ("wasted_s", "wasted"),
+    ("recovery_s", "recovery"),
+    ("unattributed_s", "unattributed"),
+)
+
+
+def seconds(value: float) -> str:
+    """Returns a duration in a unit that suits it, at most eight characters up to a year."""
+    if value >= 86400:
+        return f"{int(value // 86400)}d{int(value % 86400 // 3600):02d}h"
+    if value >= 3600:
+        return f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
+    if value >= 60:
+        return f"{int(value // 60)}m{int(value % 60):02d}s"
+    if value >= 1 or not value:
+        return f"{value:.2f}s" if value else "0s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.1f}ms"
+    return f"{value * 1e6:.0f}us"
+
+
+def percent(part: float | None) -> str:
+    """Returns 0.123 as ``12.3%``; an unknown part as ``n/a``."""
+    return "n/a" if part is None else f"{part * 100:.1f}%"
+
+
+def cut(text: object, width: int) -> str:
+    """Returns ``text`` on one line of at most ``width`` characters, free of control characters."""
+    line = "".join(char if char.isprintable() else "?" for char in str(text))
+    return line if len(line) <= width else line[: width - 1] + "~"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _bars(view: Mapping[str, Any], whole: float) -> list[str]:
+    lines = []
+    for key, label in _LABELS:
+        value = view.get(key)
+        if value is None or (key == "recovery_s" and not value):
+            continue
+        part = value / whole if whole > 0 else 0.0
+        bar = "#" * round(part * _BAR)
+        lines.append(f"  {label:<13} {seconds(value):>9} {percent(part):>7}  {bar}".rstrip())
+    return lines
+
+
+def _beside(view: Mapping[str, Any]) -> str:
+    lost = f"{_count(view['dropped'], 'span')} dropped, {view['truncated']} truncated"
+    return f"  coverage {percent(view['coverage'])}, {lost}"
+
+
+def _job(view: Mapping[str, Any] | None) -> list[str]:
+    if view is None:
+        return ["Job: no driver and no job span in this run"]
+    head = f"Job (driver's lane, {seconds(view['wall_s'])} of wall clock): goodput {percent(view['goodput'])}"
+    return [head, *_bars(view, view["wall_s"]), _beside(view)]
+
+
+def _fleet_unit(view: Mapping[str, Any]) -> str:
+    return _count(view["units"], "GPU" if view["unit"] == "gpu" else "worker lane")
+
+
+def _fleet(view: Mapping[str, Any] | None) -> list[str]:
+    if view is None:
+        return ["Fleet: no worker and no GPU in this run"]
+    unit = "GPU" if view["unit"] == "gpu" else "lane"
+    head = f"Fleet ({_fleet_unit(view)}, {seconds(view['gpu_s'])} of {unit} time): goodput {percent(view['goodput'])}"
+    return [head, *_bars(view, view["gpu_s"]), _beside(view)]
+
+
+def _sum(view: Mapping[str, Any]) -> list[str]:
+    whole = sum(view[key] for key, _ in _LABELS[:4])
+    head = f"Sum of bucketed spans: {seconds(whole)}, of which {seconds(view['overlap_s'])} overlap within their lanes"
+    return [head, *_bars(view, whole), _beside(view)]
+
+
+def _where(span: Mapping[str, Any]) -> str:
+    return f"{cut(span['name'], 34)} on {cut(span['process']['label'], 60)} after {seconds(span['duration_s'])}"
+
+
+def _head(report: Mapping[str, Any]) -> str:
+    run = report["run"]
+    loss = report["loss"]
+    processes = f"{run['processes']} process{'' if run['processes'] == 1 else 'es'}"
+    traces = _count(report["traces"]["traces"], "trace")
+    return f"Run {cut(run['id'], 40)}: {_count(loss['spans'], 'span')}, {processes}, {traces}"
+
+
+def render_summary(report: Mapping[str, Any]) -> str:
+    """Returns the summary of a report on at most 24 lines of 80 columns."""
+    steps = report["steps"]
+    goodput = report["goodput"]
+    lines = [_head(report), *_job(goodput["job"])]
+    fleet = goodput["fleet"]
+    if fleet is not None:
+        parts = ", ".join(
+            f"{label} {percent(fleet[key] / fleet['gpu_s'] if fleet['gpu_s'] else 0.0)}" for key, label in _LABELS[1:4]
+        )
+        lines.append(f"Fleet ({_fleet_unit(fleet)}): goodput {percent(fleet['goodput'])}, {parts}")
+        lines.append(_beside(fleet))
+    total = goodput["sum"]
+    lines.append(
+        f"Sum: productive {seconds(total['productive_s'])}, overhead {seconds(total['overhead_s'])}, "
+        f"idle {seconds(total['idle_s'])}, overlap {seconds(total['overlap_s'])}"
+    )
+    if steps["count"]:
+        lines.append(
+            f"Steps: {steps['count']}, mean {seconds(steps['mean_s'])}, p50 {seconds(steps['p50_s'])}, "
+            f"p95 {seconds(steps['p95_s'])}" + (f", {steps['incomplete']} incomplete" if steps["incomplete"] else "")
+        )
+    lines += _loss_lines(report, named=3)
+    traces = report["traces"]
+    if traces["missing_parent"]:
+        missing = _count(traces["missing_parent"], "span")
+        lines.append(f"Traces: {missing} whose parent is missing, {_count(traces['roots'], 'root')}")
+    # The command is there to be copied: it alone may run over.
+    lines = [cut(line, WIDTH) for line in lines[: HEIGHT - 1]] + [f"More: raytrace-rl report {report['run']['path']}"]
+    return "\n".join(lines) + "\n"
+
+
+def _loss_lines(report: Mapping[str, Any], named: int) -> list[str]:
+    loss = report["loss"]
+    lost = f"{loss['damaged_records']} damaged records, {loss['unreachable_segments']} unreachable files"
+    lines = [f"Loss: {loss['truncated']} truncated, {loss['dropped']} dropped, {lost}"]
+    lines += [f"  truncated: {_where(span)}" for span in loss["truncated_spans"][:named]]
+    if loss["truncated"] > named:
+        lines.append(f"  and {loss['truncated'] - named} more truncated")
+    if loss["open"]:
+        lines.append(f"  {_count(loss['open'], 'span')} still open (their processes live, or cannot be asked)")
+    return lines
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], widths: Sequence[int]) -> list[str]:
+    """Draws a table; a positive width aligns left, a negative one right."""
+
+    def line(cells: Sequence[object]) -> str:
+        drawn = (
+            cut(cell, abs(width)).ljust(width) if width > 0 else cut(cell, -width).rjust(-width)
+            for cell, width in zip(cells, widths, strict=True)
+        )
+        return ("  " + " ".join(drawn)).rstrip()
+
+    return [line(heads), *map(line, rows)]
+
+
+def _more(shown: int, whole: int) -> list[str]:
+    return [f"  ... and {whole - shown} more (--json has them)"] if whole > shown else []
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Returns the report at length, for a terminal or a pipe."""
+    goodput = report["goodput"]
+    sections = [
+        [_head(report)],
+        _job(goodput["job"]),
+        _fleet(goodput["fleet"]),
+        _sum(goodput["sum"]),
+        _steps(report["steps"]),
+        _names(report["span_names"]),
+        _processes(report["processes"]),
+        _loss(report),
+        _traces(report["traces"]),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _steps(steps: Mapping[str, Any]) -> list[str]:
+    if not steps["list"]:
+        return ["Steps: none"]
+    head = f"Steps: {steps['count']} complete"
+    if steps["count"]:
+        head += f", mean {seconds(steps['mean_s'])}, p50 {seconds(steps['p50_s'])}, p95 {seconds(steps['p95_s'])}"
+    rows = [
+        (
+            "-" if step["iteration"] is None else step["iteration"],
+            step["name"],
+            seconds(step["duration_s"]),
+            "" if step["complete"] else "incomplete",
+        )
+        for step in steps["list"][-_ROWS:]
+    ]
+    earlier = len(steps["list"]) - len(rows)
+    table = _table(("step", "span", "took", ""), rows, (-8, 40, -9, 10))
+    return [head, *([f"  (the last {len(rows)}; {earlier} earlier ones in --json)"] if earlier > 0 else []), *table]
+
+
+def _names(names: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        (
+            entry["name"],
+            entry["bucket"] or "-",
+            entry["count"],
+            seconds(entry["total_s"]),
+            seconds(entry["p50_s"]),
+            seconds(entry["p95_s"]),
+            entry["errors"] or "",
+        )
+        for entry in names[:_ROWS]
+    ]
+    heads = ("span", "bucket", "count", "total", "p50", "p95", "errors")
+    return ["Spans by name:", *_table(heads, rows, (30, 10, -7, -8, -8, -8, -6)), *_more(len(rows), len(names))]
+
+
+def _processes(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+    ordered = sorted(processes, key=lambda p: not (p["truncated"] or p["drops"] or p["state"] in ("dead", "unknown")))
+    rows = [
+        (p["label"], p["state"], p["spans"], p["open"], p["truncated"], p["drops"].get("spans", 0))
+        for p in ordered[: 2 * _ROWS]
+    ]
+    heads = ("process", "state", "spans", "open", "trunc.", "dropped")
+    return ["Processes:", *_table(heads, rows, (38, 8, -8, -6, -6, -7)), *_more(len(rows), len(processes))]
+
+
+def _loss(report: Mapping[str, Any]) -> list[str]:
+    loss = report["loss"]
+    lines = _loss_lines(report, named=_ROWS)
+    others = ", ".join(f"{count} {kind}" for kind, count in loss["drops"].items() if kind != "spans")
+    if others:
+        lines.append(f"  also dropped: {others}")
+    if loss["lost_records"]:
+        lines.append(f"  {loss['lost_records']} records of sealed segments cannot be read")
+    for damage in loss["damage"][:_ROWS]:
+        where = f"{damage['path']} at {damage['offset']}"
+        lines.append(f"  {where}: {damage['reason']} ({damage['skipped']} bytes skipped)")
+    return [*lines, *_more(min(_ROWS, len(loss["damage"])), len(loss["damage"]))]
+
+
+def _traces(traces: Mapping[str, Any]) -> list[str]:
+    lines = [
+        (
+            f"Traces: {traces['traces']}, {_count(traces['roots'], 'root')}, "
+            f"{_count(traces['missing_parent'], 'span')} whose parent is missing"
+        )
+    ]
+    for title, key in (("root", "root_names"), ("parent missing", "missing_parent_names")):
+        lines += [f"  {title}: {cut(name, 60)} ({count} x)" for name, count in list(traces[key].items())[:5]]
+    return lines

@@ -1,0 +1,128 @@
+"""The command line: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from raytrace_rl.cli import main
+from raytrace_rl.monitor import load_run
+from tests.spooling import Spool, ended, resource, span
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A small run."""
+    spool = Spool(tmp_path / "run")
+    rows = [span(1, 0, 9, name="rl.grpo.job", rl__span_group="job")]
+    rows += [span(n, 0, 1, parent=1, name=f"rl.work {n}") for n in range(2, 400)]
+    spool.segment(10, ended(*rows), resource=resource(rl__role="driver", rl__run__id="my-run"))
+    return str(spool.run_dir)
+
+
+def test_report(run_dir, capsys):
+    """Catches a report that goes to stderr, or noise beside it."""
+    assert main(["report", run_dir]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Run my-run: 399 spans, 1 process, 1 trace\n")
+    assert "\x1b" not in out
+    assert err == ""
+
+
+def test_report_json(run_dir, capsys):
+    """Catches output that is not one JSON document."""
+    assert main(["report", run_dir, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema"] == 1
+    assert err == ""
+
+
+@pytest.mark.parametrize("form", ["otlp-json", "otlp-proto"])
+def test_export_to_a_file(run_dir, tmp_path, form, capsys):
+    """Catches an export that is incomplete, or that leaves its temporary file behind."""
+    target = tmp_path / "out" / "spans"
+    target.parent.mkdir()
+    assert main(["export", run_dir, "--format", form, "--out", str(target)]) == 0
+    assert len(load_run(target).spans) == 399
+    assert list(target.parent.iterdir()) == [target]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "399 spans" in err
+
+
+def test_export_over_its_own_input(run_dir, tmp_path):
+    """Catches a file that is emptied before it has been read."""
+    target = str(tmp_path / "spans.jsonl")
+    for _ in range(2):
+        assert main(["export", run_dir, "--format", "otlp-json", "--out", target]) == 0
+        run_dir = target
+    assert len(load_run(target).spans) == 399
+
+
+def program(*arguments, **options):
+    """Runs the command line in a process of its own."""
+    command = [sys.executable, "-m", "raytrace_rl.cli", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False, **options)
+
+
+def test_export_to_standard_output(run_dir):
+    """Catches anything beside the data on standard output."""
+    done = program("export", run_dir, "--format", "otlp-json", "--out", "-")
+    assert done.returncode == 0
+    assert (
+        sum(len(json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]) for line in done.stdout.splitlines())
+        == 399
+    )
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "/nowhere/at/all"],
+        ["report", os.devnull],
+        ["export", "/nowhere/at/all", "--format", "otlp-json", "--out", "-"],
+    ],
+)
+def test_unreadable_input(arguments, capsys):
+    """Catches a traceback, an empty report or exit code 0 where there is no run."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert arguments[1] in err
+
+
+def test_unwritable_output(run_dir, tmp_path, capsys):
+    """Catches a traceback where the output cannot be written."""
+    for target in (tmp_path, tmp_path / "missing" / "x"):
+        assert main(["export", run_dir, "--format", "otlp-json", "--out", str(target)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["report"], ["export", "x", "--format", "csv", "--out", "y"]])
+def test_usage_errors(arguments, capsys):
+    """Catches a usage error that is not exit code 2, or that raises out of `main`."""
+    assert main(arguments) == 2
+    assert "usage: raytrace-rl" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    """Catches a subcommand that the help does not list."""
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "report" in out
+    assert "export" in out
+
+
+def test_broken_pipe(run_dir):
+    """Catches a traceback under ``raytrace-rl export RUN ... | head -1``."""
+    export = f"{sys.executable} -m raytrace_rl.cli export {run_dir} --format otlp-json --out -"
+    command = f"{export} | head -c 10; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
+    assert done.stderr == b""
+    assert done.stdout.endswith(b"0\n")
