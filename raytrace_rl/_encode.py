@@ -10,18 +10,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import islice
 from struct import Struct
 from typing import Any, Final
 
 from raytrace_rl import _state
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._redact import REDACTED, is_sensitive
 
 #: Values are cut at this many characters (OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT), set at start.
 value_length_limit: int = 64 * 1024
 #: Attributes of one span, event or link beyond this are dropped and counted (OTEL_ATTRIBUTE_COUNT_LIMIT).
 attribute_count_limit: int = 128
+#: Events and links of one span beyond these are dropped and counted (OTEL_SPAN_EVENT_COUNT_LIMIT, ..._LINK_...).
+event_count_limit: int = 128
+link_count_limit: int = 128
 MAX_ARRAY: Final = 64
 MAX_EXCEPTION_MESSAGE: Final = 1024
+#: A Resource stands in the header of every segment, whose size a reader bounds.
+MAX_RESOURCE: Final = 512 * 1024
 
 _double: Final = Struct("<d").pack
 _ONE_BYTE: Final = tuple(bytes((n,)) for n in range(128))
@@ -119,9 +126,10 @@ def any_value(key: str, value: Any) -> bytes:
     value = _plain(value)
     if not isinstance(value, (list, tuple)):
         return _any_value(value, redact)
-    if len(value) > MAX_ARRAY:
+    found = list(islice(value, MAX_ARRAY + 1))  # and not len(): a user's list may say what it likes
+    if len(found) > MAX_ARRAY:
         raise UnencodableError(f"arrays hold at most {MAX_ARRAY} elements, this one has {len(value)}")
-    items = (b"" if item is None else _any_value(item, redact) for item in value)
+    items = (b"" if item is None else _any_value(item, redact) for item in found)
     return delimited(_ANY_ARRAY, b"".join(delimited(b"\x0a", item) for item in items))
 
 
@@ -146,11 +154,14 @@ _ints: Final[dict[tuple[str, Any], bytes]] = {}
 _bools: Final[dict[tuple[str, Any], bytes]] = {}
 #: Everything before the eight bytes of a double, by key.
 _double_prefixes: Final[dict[str, bytes]] = {}
+#: The key of an integer attribute, as encoded in its ``KeyValue``; larger integers are not remembered one by one.
+_int_keys: Final[dict[str, bytes]] = {}
+_REMEMBERED_INTS: Final = 1024
 
 
 def clear_caches() -> None:
     """Forgets encodings that limits or redaction settings had a part in."""
-    for cache in (_strings, _ints, _bools, _double_prefixes):
+    for cache in (_strings, _ints, _bools, _double_prefixes, _int_keys):
         cache.clear()
 
 
@@ -160,11 +171,16 @@ def _remember(cache: dict[Any, bytes], key: Any, encoded: bytes) -> None:
     cache[key] = encoded
 
 
-def span_attributes(attributes: Mapping[str, Any], parts: list[bytes]) -> int:
+def span_attributes(attributes: Mapping[str, Any], parts: list[bytes], *, counted: bool = True) -> int:
     """Appends each attribute, encoded as a span's, to ``parts``. The hot path of the encoder.
 
+    Args:
+        attributes: The attributes.
+        parts: Where their encodings go.
+        counted: Count those that cannot be encoded, and name the first of its kind in a warning.
+
     Returns:
-        How many could not be encoded; each is counted, and the first of its kind named in a warning.
+        How many could not be encoded.
     """
     lost = 0
     for item in attributes.items():
@@ -172,7 +188,7 @@ def span_attributes(attributes: Mapping[str, Any], parts: list[bytes]) -> int:
         if kind is str:
             encoded = _strings.get(item)
         elif kind is int:
-            encoded = _ints.get(item)
+            encoded = _ints.get(item) or _int_attribute(item)
         elif kind is float:
             prefix = _double_prefixes.get(item[0])
             encoded = None if prefix is None else prefix + _double(item[1])
@@ -181,7 +197,7 @@ def span_attributes(attributes: Mapping[str, Any], parts: list[bytes]) -> int:
         else:
             encoded = None
         if encoded is None:
-            encoded = _attribute(SPAN_ATTRIBUTE, item)
+            encoded = _attribute(SPAN_ATTRIBUTE, item, counted=counted)
             if encoded is None:
                 lost += 1
                 continue
@@ -189,7 +205,17 @@ def span_attributes(attributes: Mapping[str, Any], parts: list[bytes]) -> int:
     return lost
 
 
-def _attribute(tag: bytes, item: tuple[Any, Any]) -> bytes | None:
+def _int_attribute(item: tuple[str, int]) -> bytes | None:
+    """Encodes an integer under a key seen before: token counts and steps seldom repeat. None if it must be slower."""
+    key = _int_keys.get(item[0])
+    if key is None or not 0 <= item[1] < 1 << 63:
+        return None
+    number = varint(item[1])
+    pair = key + _ONE_BYTE[len(number) + 1] + _ANY_INT + number
+    return SPAN_ATTRIBUTE + varint(len(pair)) + pair
+
+
+def _attribute(tag: bytes, item: tuple[Any, Any], *, counted: bool = True) -> bytes | None:
     """Encodes one attribute whatever it is; None (counted, warned) if it cannot be."""
     key, value = item
     try:
@@ -197,14 +223,19 @@ def _attribute(tag: bytes, item: tuple[Any, Any]) -> bytes | None:
             raise UnencodableError("attribute keys are non-empty strings")
         encoded = key_value(tag, key, value)
     except Exception as error:  # a hostile __len__, item() or property of the user's object included
-        lost_attribute(key, value, error)
+        if is_interrupt(error):
+            raise
+        if counted:
+            lost_attribute(key, value, error)
         return None
     if tag is SPAN_ATTRIBUTE:
         kind = type(value)
         if kind is str and len(value) <= _CACHED_LENGTH and len(key) <= _CACHED_LENGTH:
             _remember(_strings, item, encoded)
         elif kind is int:
-            _remember(_ints, item, encoded)
+            _remember(_int_keys, key, delimited(_KEY, text(key, value_length_limit)) + _VALUE)
+            if 0 <= value < _REMEMBERED_INTS:
+                _remember(_ints, item, encoded)
         elif kind is bool:
             _remember(_bools, item, encoded)
         elif kind is float:
@@ -243,9 +274,17 @@ def attributes_of(tag: bytes, attributes: Mapping[str, Any] | None, limit: int |
     return b"".join(parts), lost
 
 
-def event(name: str, time_ns: int, attributes: Mapping[str, Any] | None) -> bytes:
-    """Returns a ``Span.Event`` as field 11 of a span; ``time_ns`` is in ns since the epoch."""
+def event(name: str, time_ns: int, attributes: Mapping[str, Any] | None, dropped: int = 0) -> bytes:
+    """Returns a ``Span.Event`` as field 11 of a span.
+
+    Args:
+        name: Its name.
+        time_ns: Ns since the epoch.
+        attributes: Its attributes.
+        dropped: Attributes that it has lost before.
+    """
     encoded, lost = attributes_of(EVENT_ATTRIBUTE, attributes)
+    lost += dropped
     body = b"\x09" + (time_ns % _INT64).to_bytes(8, "little") + delimited(b"\x12", text(name, value_length_limit))
     body += encoded
     if lost:
@@ -253,9 +292,17 @@ def event(name: str, time_ns: int, attributes: Mapping[str, Any] | None) -> byte
     return delimited(b"\x5a", body)
 
 
-def link(trace_id: bytes, span_id: bytes, trace_state: str, attributes: Mapping[str, Any] | None, flags: int) -> bytes:
-    """Returns a ``Span.Link`` as field 13 of a span."""
+def link(
+    trace_id: bytes,
+    span_id: bytes,
+    trace_state: str,
+    attributes: Mapping[str, Any] | None,
+    flags: int,
+    dropped: int = 0,
+) -> bytes:
+    """Returns a ``Span.Link`` as field 13 of a span; ``dropped`` attributes were lost before."""
     encoded, lost = attributes_of(LINK_ATTRIBUTE, attributes)
+    lost += dropped
     body = delimited(b"\x0a", trace_id) + delimited(b"\x12", span_id)
     if trace_state:
         body += delimited(b"\x1a", text(trace_state, value_length_limit))
@@ -274,8 +321,19 @@ def status(code: int, message: str) -> bytes:
 
 
 def resource(attributes: Mapping[str, Any]) -> bytes:
-    """Returns an OTLP ``Resource``."""
-    return attributes_of(RESOURCE_ATTRIBUTE, attributes, limit=1024)[0]
+    """Returns an OTLP ``Resource`` of at most `MAX_RESOURCE` bytes; what does not fit is counted."""
+    parts: list[bytes] = []
+    size = 0
+    for item in attributes.items():
+        encoded = _attribute(RESOURCE_ATTRIBUTE, item)
+        if encoded is None:
+            continue
+        if size + len(encoded) > MAX_RESOURCE:
+            lost_attribute(item[0], item[1], UnencodableError(f"the resource would exceed {MAX_RESOURCE} bytes"))
+            continue
+        size += len(encoded)
+        parts.append(encoded)
+    return b"".join(parts)
 
 
 def scope_spans(scope_name: str, scope_version: str, schema_url: str, spans: Iterable[bytes]) -> bytes:

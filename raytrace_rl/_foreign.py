@@ -53,7 +53,7 @@ def encode_span(span: ReadableSpan, end_ns: int | None, extra: dict[str, Any] | 
     lost = _encode.span_attributes({**(span.attributes or {}), **(extra or {})}, parts)
     if lost + span.dropped_attributes:
         parts.append(b"\x50" + _encode.varint(lost + span.dropped_attributes))
-    parts += [_encode.event(event.name, event.timestamp, event.attributes) for event in span.events]
+    parts += [_encode.event(e.name, e.timestamp, e.attributes, e.dropped_attributes) for e in span.events]
     if span.dropped_events:
         parts.append(b"\x60" + _encode.varint(span.dropped_events))
     for link in span.links:
@@ -65,6 +65,7 @@ def encode_span(span: ReadableSpan, end_ns: int | None, extra: dict[str, Any] | 
                 linked.trace_state.to_header() if linked.trace_state else "",
                 link.attributes,
                 _flags(linked),
+                link.dropped_attributes,
             )
         )
     if span.dropped_links:

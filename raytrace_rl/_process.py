@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -18,14 +18,16 @@ from opentelemetry import trace
 
 from raytrace_rl import _clock, _encode, _state, semconv
 from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
 from raytrace_rl.config import TelemetryConfig, capture_content, limits
+from raytrace_rl.resources import new_instance_id
 from raytrace_rl.spool import seal
 from raytrace_rl.spool.format import Kind
 from raytrace_rl.spool.heartbeat import Heartbeat
 from raytrace_rl.spool.liveness import Liveness
 from raytrace_rl.spool.opentable import OpenTable
-from raytrace_rl.spool.place import settle
+from raytrace_rl.spool.place import Place, settle
 from raytrace_rl.spool.segment import no_segment
 from raytrace_rl.spool.writer import SpoolWriter
 
@@ -64,6 +66,13 @@ class Process:
             self._sink = ConsoleSink()
             self.exporting = True
         else:
+            if config.exporter == "otlp":
+                _state.warn_once(
+                    "otlp",
+                    "exporter='otlp': this version has no relay yet, nothing is sent. Everything is kept in %s; "
+                    "'raytrace-rl export' writes it as OTLP.",
+                    config.run_dir,
+                )
             try:
                 self._open_spool(config)
             except OSError as error:
@@ -83,7 +92,10 @@ class Process:
         _state.pid = os.getpid()
         _state.tracing = config.traces_enabled
         if self._heartbeat is not None:
-            self._heartbeat.start()
+            try:
+                self._heartbeat.start()
+            except RuntimeError as error:  # no more threads for this process, or the interpreter shuts down
+                _state.warn_once("heartbeat-start", "No heartbeat (%s): spans are kept, open ones only by name.", error)
 
     def _open_spool(self, config: TelemetryConfig) -> None:
         if config.run_dir is None:
@@ -94,6 +106,7 @@ class Process:
         path, link = writer.paths(".live")
         self._liveness = Liveness(path)
         _link(path, link)
+        writer.open()
         path, link = writer.paths(".open")
         self._table = OpenTable(path, writer.header(0))
         _link(path, link)
@@ -131,16 +144,11 @@ class Process:
             deadline: `time.monotonic` moment to be done by. Spans are safe long before: what may wait for a slow disk
                 is only sealing, which a reader can do without.
         """
-        end_open_spans()
+        # The gates first: a span that another thread opened behind `end_open_spans` would be neither kept nor counted.
         _state.tracing = False
         _state.enabled = frozenset()
-        work = threading.Thread(target=self._close, args=(deadline,), name="raytrace_rl-close", daemon=True)
-        try:
-            work.start()
-        except RuntimeError:  # the interpreter is shutting down and starts no more threads
-            self._close(deadline)
-        else:
-            work.join(max(0.0, deadline - monotonic()))
+        end_open_spans()
+        _run_until(deadline, lambda: self._close(deadline))
         _state.epoch += 1
         _state.open_spans = {}
         _state.segment = no_segment()
@@ -154,6 +162,7 @@ class Process:
         try:
             if self._heartbeat is not None:
                 self._heartbeat.stop(max(0.1, (deadline - monotonic()) / 2))
+            writer.settle()
             if any(_state.drops.values()):
                 writer.append(Kind.DROPS, drops_record())
             if self._table is not None:
@@ -166,11 +175,15 @@ class Process:
         except Exception as error:
             _state.warn_once("close", "The spool in %s could not be closed cleanly: %r", writer.place.directory, error)
 
-    def adopt_orphans(self) -> None:
-        """Brings home what dead processes of this node left in a tmpfs."""
-        if self.writer is not None:
-            seal.adopt_orphans(self.writer.place.directory)
-            seal.remove_if_empty(self.writer.place)
+    def adopt_orphans(self, deadline: float) -> None:
+        """Brings home what dead processes of this node left in a tmpfs.
+
+        Args:
+            deadline: `time.monotonic` moment to be done by; what is not home then stays readable where it is.
+        """
+        writer = self.writer
+        if writer is not None:
+            _run_until(deadline, lambda: _adopt(writer.place))
 
     def forget_after_fork(self) -> None:
         """In a forked child: lets go of what is the parent's."""
@@ -183,7 +196,7 @@ class _ForkedSink:
     """What a forked child has until its first record, and then opens a spool of its own: idle children cost none."""
 
     def __init__(self, parent: Process) -> None:
-        self._parent = parent
+        self.parent = parent
         self._lock = threading.RLock()
 
     def _opened(self) -> Sink | None:
@@ -192,14 +205,16 @@ class _ForkedSink:
             if _state.writer is self:
                 tracing = _state.tracing
                 resource = {
-                    **self._parent.resource,
+                    **self.parent.resource,
                     semconv.RL_ROLE: semconv.ROLE_WORKER,  # a run has one driver, whoever forks from it
                     semconv.PROCESS_PID: os.getpid(),
-                    semconv.SERVICE_INSTANCE_ID: os.urandom(16).hex(),
+                    semconv.SERVICE_INSTANCE_ID: new_instance_id(),
                     "process.parent_pid": os.getppid(),
                 }
                 open_spans, epoch = _state.open_spans, _state.epoch
-                current = Process(self._parent.config, resource)
+                current = Process(self.parent.config, resource)
+                if _state.handle is not None:
+                    _state.handle.moved_to(current)
                 # Spans that this child has begun already are of the epoch that the fork began.
                 _state.open_spans, _state.epoch, _state.tracing = open_spans, epoch, tracing
         writer: Sink | None = _state.writer
@@ -229,6 +244,8 @@ def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Pr
     found = limits()
     _encode.value_length_limit = found.value_length
     _encode.attribute_count_limit = found.attributes
+    _encode.event_count_limit = found.events
+    _encode.link_count_limit = found.links
     _state.capture_content = capture_content()
     _encode.clear_caches()
     _state.static_cache.clear()
@@ -239,24 +256,22 @@ def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Pr
     return current
 
 
-def stop(timeout_ms: float) -> None:
-    """Stops telemetry in this process; nothing happens if it is off."""
+def stop(deadline: float) -> None:
+    """Stops telemetry in this process, by the `time.monotonic` moment ``deadline``; nothing happens if it is off."""
     global current
     process, current = current, None
     if process is not None:
-        process.close(monotonic() + timeout_ms / 1000)
+        process.close(deadline)
 
 
 def install_provider(resource: Mapping[str, Any]) -> None:
     """Sees to it that SDK spans reach the spool: through the provider that is installed, else through one of ours."""
     try:
-        from raytrace_rl import _foreign
-
         provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider):
-            provider = _foreign.new_provider(dict(resource))
-            _joined[id(provider)] = provider
-            trace.set_tracer_provider(provider)
+            trace.set_tracer_provider(SpoolTracerProvider(resource))
+            return
+        if isinstance(provider, SpoolTracerProvider):
             return
         add = getattr(provider, "add_span_processor", None)
         if add is None:
@@ -266,6 +281,8 @@ def install_provider(resource: Mapping[str, Any]) -> None:
                 type(provider).__name__,
             )
         elif id(provider) not in _joined:
+            from raytrace_rl import _foreign
+
             add(_foreign.SpoolSpanProcessor())
             _joined[id(provider)] = provider
     except Exception as error:
@@ -297,6 +314,25 @@ def drops_record() -> bytes:
     return json.dumps(_state.drops).encode()
 
 
+def _run_until(deadline: float, work: Callable[[], None]) -> None:
+    """Runs what may wait for a slow disk, and goes on at ``deadline`` whether or not it is done."""
+    thread = threading.Thread(target=work, name="raytrace_rl-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down and starts no more threads
+        work()
+    else:
+        thread.join(max(0.0, deadline - monotonic()))
+
+
+def _adopt(place: Place) -> None:
+    try:
+        seal.adopt_orphans(place.directory)
+        seal.remove_leftovers(place)
+    except Exception as error:
+        _state.warn_once("adopt", "What killed processes left in %s stays there: %r", place.active, error)
+
+
 def _default_bound(directory: str) -> int:
     return min(_DEFAULT_BOUND, max(shutil.disk_usage(directory).free // 20, 64 << 20))
 
@@ -315,9 +351,12 @@ def _remove(writer: SpoolWriter, suffix: str) -> None:
 def _after_fork_in_child() -> None:
     global current
     process, current = current, None
-    if process is None:
+    if process is not None:
+        process.forget_after_fork()
+    elif isinstance(_state.writer, _ForkedSink):
+        process = _state.writer.parent  # a child without a spool of its own yet has forked in its turn
+    else:
         return
-    process.forget_after_fork()
     _state.epoch += 1
     _state.open_spans = {}
     _state.segment = no_segment()

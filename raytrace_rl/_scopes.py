@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
+from raytrace_rl._interrupts import is_interrupt
+
 _UNCHANGED: Final[Any] = object()
 
 
@@ -46,8 +48,10 @@ class Scopes:
         """Returns the queueing delay to the first caller, None to all others."""
         try:
             return self.queued.pop()
-        except IndexError:  # another thread of the same call was first
-            return None
+        except IndexError as error:
+            if is_interrupt(error):
+                raise
+            return None  # another thread of the same call was first
 
 
 #: None: no scope is open.
@@ -80,8 +84,9 @@ def leave(token: Token[Scopes | None] | None) -> None:
     if token is not None:
         try:
             var.reset(token)
-        except (ValueError, RuntimeError):
-            pass
+        except (ValueError, RuntimeError) as error:
+            if is_interrupt(error):
+                raise
 
 
 _EMPTY: Final = Scopes(None, None, False, (), [])

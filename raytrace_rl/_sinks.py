@@ -6,6 +6,7 @@ import sys
 from typing import Protocol
 
 from raytrace_rl import _decode, _state
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool.format import RECORD_HEADER, Kind, pack_record
 
 
@@ -59,6 +60,8 @@ class ConsoleSink:
                 for span in _decode.scope_spans(payload).spans:
                     self._print(span)
         except (ValueError, OSError) as error:
+            if is_interrupt(error):
+                raise
             _state.warn_once("console", "A span could not be printed: %s", error)
             return False
         return True

@@ -19,7 +19,7 @@ from zlib import crc32
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from raytrace_rl import _encode, _ids, _scopes, _state
 from raytrace_rl._clock import OFFSET_NS
@@ -38,18 +38,25 @@ _fixed32: Final = Struct("<I").pack
 SPAN_KEY: Final[str] = next(iter(trace.set_span_in_context(trace.INVALID_SPAN, Context())))
 
 # trace.proto SpanFlags: bits 0-7 are the W3C trace flags; then "is_remote is known" and "the parent is remote".
+#: Room for the counts, and the instrumentation scope, that come on top of an oversized span cut to fit.
+_ENVELOPE: Final = 4096
 _FLAGS_TAG: Final = b"\x85\x01"
 _HAS_IS_REMOTE: Final = 0x100
 _IS_REMOTE: Final = 0x200
 _SAMPLED: Final = 1
+#: An alarm that goes off again and again may cut each try to end a span short.
+_SALVAGE_TRIES: Final = 32
 
 GROUP_KEY: Final = "rl.span_group"
 BUCKET_KEY: Final = "rl.bucket"
 ITERATION_KEY: Final = "rl.iteration"
 QUEUED_KEY: Final = "rl.queued_ns"
 TRUNCATED_KEY: Final = "rl.truncated"
-#: Keys that the head of a span already holds: given by hand, they replace what the head would say.
-_IN_HEAD: Final = frozenset({GROUP_KEY, BUCKET_KEY, ITERATION_KEY})
+THREAD_ID_KEY: Final = "thread.id"
+THREAD_NAME_KEY: Final = "thread.name"
+#: Keys that the head of a span already holds: given by hand, they replace what the head would say (OTLP: attribute keys
+#: are unique).
+_IN_HEAD: Final = frozenset({GROUP_KEY, BUCKET_KEY, ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY})
 
 
 class _RuntimeContextVar:
@@ -82,14 +89,14 @@ _set_item: Final = dict.__setitem__
 class ThreadInfo:
     """A thread as its spans know it: ``ident`` and the encoded ``thread.id`` and ``thread.name`` attributes."""
 
-    __slots__ = ("chunk", "ident")
+    __slots__ = ("chunk", "id_chunk", "ident", "name_chunk")
 
     def __init__(self) -> None:
         self.ident = threading.get_ident()
+        self.id_chunk = _encode.key_value(_encode.SPAN_ATTRIBUTE, THREAD_ID_KEY, self.ident)
         name = threading.current_thread().name
-        self.chunk = _encode.key_value(_encode.SPAN_ATTRIBUTE, "thread.id", self.ident) + _encode.key_value(
-            _encode.SPAN_ATTRIBUTE, "thread.name", name
-        )
+        self.name_chunk = _encode.key_value(_encode.SPAN_ATTRIBUTE, THREAD_NAME_KEY, name) if name else b""
+        self.chunk = self.id_chunk + self.name_chunk
 
 
 class _Threads(threading.local):
@@ -166,18 +173,42 @@ def _scope_chunk(scopes: _scopes.Scopes, without: frozenset[str] = frozenset()) 
 class _Rare:
     """What few spans have: events, links, a status, a kind, keys of the head given by hand."""
 
-    __slots__ = ("bucket", "dropped_attributes", "extra", "group", "iteration", "kind", "message", "queued", "status")
+    __slots__ = (
+        "bucket",
+        "dropped_attributes",
+        "dropped_events",
+        "dropped_links",
+        "events",
+        "extra",
+        "fixed",
+        "group",
+        "kind",
+        "links",
+        "message",
+        "status",
+    )
 
     def __init__(self) -> None:
         self.extra: list[bytes] = []
+        self.events = self.links = 0
+        self.dropped_events = self.dropped_links = 0
         self.status = 0
         self.message = ""
         self.kind = 1
         self.bucket: str | None = None
         self.group: str | None = None
-        self.iteration: Any = None
-        self.queued: int | None = None
+        #: Iteration, queueing delay and thread as given by hand, or taken from the dispatched call.
+        self.fixed: dict[str, Any] = {}
         self.dropped_attributes = 0
+
+    def counts(self) -> bytes:
+        """Returns the encoded counts of events and links that the span's limits cost it."""
+        encoded = b""
+        if self.dropped_events:
+            encoded = b"\x60" + _encode.varint(self.dropped_events)
+        if self.dropped_links:
+            encoded += b"\x70" + _encode.varint(self.dropped_links)
+        return encoded
 
 
 class RecordingSpan(trace.Span):
@@ -247,7 +278,7 @@ class RecordingSpan(trace.Span):
             tail = self._slow_tail(scopes)
         elif scopes is None:
             key = (self.group, self.name, None)
-            tail = _state.static_cache.get(key) or _cached_static(key)
+            tail = (_state.static_cache.get(key) or _cached_static(key)) + thread.chunk
         elif scopes.queued:
             tail = self._slow_tail(scopes)
         else:
@@ -258,9 +289,9 @@ class RecordingSpan(trace.Span):
                 chunk = scopes.chunk = _scope_chunk(scopes)
             if scopes.attributes and attributes and not attributes.keys().isdisjoint(dict(scopes.attributes)):
                 chunk = _scope_chunk(scopes, frozenset(attributes))
-            tail = static + chunk
+            tail = static + chunk + thread.chunk
         self.start_ns = start = monotonic_ns() + OFFSET_NS if start_ns is None else start_ns
-        head = _join((parent_head, b"\x12\x08", span_id, b"9", start.to_bytes(8, "little"), tail, thread.chunk))
+        head = _join((parent_head, b"\x12\x08", span_id, b"9", start.to_bytes(8, "little"), tail))
         self._head = head
         table = _state.table
         length = len(head)
@@ -269,8 +300,10 @@ class RecordingSpan(trace.Span):
             try:
                 self.slot = slot = table.free.pop()  # type: ignore[union-attr]
                 table.buffer[slot : slot + length + 2] = LENGTHS[length] + head  # type: ignore[union-attr]
-            except (IndexError, ValueError, AttributeError):
-                pass  # more spans open than slots, or the spool is closing: the heartbeat notes this one
+            except (IndexError, ValueError, AttributeError) as error:
+                if is_interrupt(error):
+                    raise
+                # else more spans are open than slots, or the spool is closing: the heartbeat notes this one
         _state.open_spans[self] = None
 
     def _slow_tail(self, scopes: _scopes.Scopes | None) -> bytes:
@@ -283,30 +316,36 @@ class RecordingSpan(trace.Span):
             rare.bucket = bucket_value(attributes.pop(BUCKET_KEY))
         if GROUP_KEY in attributes:
             rare.group = str(attributes.pop(GROUP_KEY))
-        if ITERATION_KEY in attributes:
-            rare.iteration = attributes.pop(ITERATION_KEY)
-        if scopes is not None and scopes.queued and rare.queued is None:
-            rare.queued = scopes.take_queued()
+        fixed = rare.fixed
+        for key in (ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY):
+            if key in attributes and (value := attributes.pop(key)) is not None:
+                fixed[key] = value
+        if scopes is not None and scopes.queued and QUEUED_KEY not in fixed:
+            queued_ns = scopes.take_queued()
+            if queued_ns is not None:
+                fixed[QUEUED_KEY] = queued_ns
         group = rare.group if rare.group is not None else self.group
         if rare.bucket is not None:
             parts = [_static(group, self.name, rare.bucket, explicit=True, kind=rare.kind)]
         else:
             parts = [_static(group, self.name, scopes.bucket if scopes is not None else None, kind=rare.kind)]
-        own: dict[str, Any] = {}
-        if rare.iteration is not None:
-            own[ITERATION_KEY] = rare.iteration
-        if rare.queued is not None:
-            own[QUEUED_KEY] = rare.queued
+        for key, value in list(fixed.items()):
+            if _encode.span_attributes({key: value}, parts):
+                rare.dropped_attributes += 1
+                del fixed[key]  # counted; the next rebuild need not try again
         if scopes is not None:
-            parts.append(_scope_chunk(scopes, frozenset(own) | frozenset(attributes)))
-        _encode.span_attributes(own, parts)
+            parts.append(_scope_chunk(scopes, frozenset(fixed) | frozenset(attributes)))
+        if THREAD_ID_KEY not in fixed:
+            parts.append(self._thread.id_chunk)
+        if THREAD_NAME_KEY not in fixed:
+            parts.append(self._thread.name_chunk)
         return _join(parts)
 
     def _rebuild_head(self) -> None:
         """Encodes the head anew after a change to what it holds (name, group, bucket, iteration)."""
         tail = self._slow_tail(self._scopes)
         start = self.start_ns.to_bytes(8, "little")
-        self._head = _join((self._parent_head, b"\x12\x08", self.span_id, b"9", start, tail, self._thread.chunk))
+        self._head = _join((self._parent_head, b"\x12\x08", self.span_id, b"9", start, tail))
 
     def make_child_head(self) -> bytes:
         """Encodes, once, the parentage that all children of this span share."""
@@ -317,32 +356,43 @@ class RecordingSpan(trace.Span):
 
     def _finish(self, end_ns: int) -> None:
         """Encodes the span and places it, once; safe to call again if an exception out of a handler cut it short."""
-        if self._placed or self._epoch != _state.epoch:
+        if self._placed:
+            return
+        if self._epoch != _state.epoch:  # the parent of a fork, or the shutdown before a restart, accounted for it
+            self._placed = True
             return
         parts = [self._head, b"A", end_ns.to_bytes(8, "little")]
         attributes = self.attributes
         rare = self._rare
+        lost = 0
         if attributes:
-            if len(attributes) > _encode.attribute_count_limit or not _IN_HEAD.isdisjoint(attributes):
+            scopes = self._scopes
+            if (
+                len(attributes) > _encode.attribute_count_limit
+                or not _IN_HEAD.isdisjoint(attributes)
+                or (scopes is not None and not attributes.keys().isdisjoint(dict(scopes.attributes)))
+            ):
                 self._tidy()
                 rare = self._rare
                 parts[0] = self._head
-            lost = _encode.span_attributes(self.attributes, parts)
-            if lost:
-                if rare is None:
-                    rare = self._rare = _Rare()
-                parts.append(b"\x50" + _encode.varint(rare.dropped_attributes + lost))
-            elif rare is not None and rare.dropped_attributes:
-                parts.append(b"\x50" + _encode.varint(rare.dropped_attributes))
+            lost = _encode.span_attributes(attributes, parts)
+            if lost and rare is None:
+                rare = self._rare = _Rare()
         if rare is not None:
-            parts += rare.extra
             parts.append(_encode.status(rare.status, rare.message))
+            parts.append(rare.counts())
+            parts += rare.extra
+            if lost or rare.dropped_attributes:
+                parts.append(b"\x50" + _encode.varint(rare.dropped_attributes + lost))
         payload = _join(parts)
+        kind = _SPAN
+        if self.group is None:
+            payload, kind = self._enveloped(payload)
         length = len(payload)
         if length > MAX_PAYLOAD:
-            payload = self._shrink(parts)
+            payload, kind = self._enveloped(self._shrink(parts, lost))
             length = len(payload)
-        word = length << 8 | _SPAN
+        word = length << 8 | kind
         record = _pack(SYNC, word, crc32(payload, word)) + payload
         segment = _state.segment
         try:
@@ -365,14 +415,19 @@ class RecordingSpan(trace.Span):
                 table.buffer[slot : slot + 2] = FREE  # type: ignore[union-attr]
                 self.slot = 0
                 table.free.append(slot)  # type: ignore[union-attr]
-            except (IndexError, ValueError, AttributeError):
-                pass  # closed just now
+            except (IndexError, ValueError, AttributeError) as error:
+                if is_interrupt(error):
+                    raise
+                # else the table was closed just now
+
+    def _enveloped(self, payload: bytes) -> tuple[bytes, int]:
+        """Returns the payload and kind of the record of a span outside all groups."""
+        return payload, _SPAN
 
     def _tidy(self) -> None:
         """Moves keys of the head out of the attributes and keeps their number inside the limit."""
         attributes = self.attributes
-        if not _IN_HEAD.isdisjoint(attributes):
-            self._rebuild_head()
+        self._rebuild_head()
         excess = len(attributes) - _encode.attribute_count_limit
         if excess > 0:
             for key in list(attributes)[-excess:]:
@@ -382,22 +437,29 @@ class RecordingSpan(trace.Span):
             self._rare.dropped_attributes += excess
             _state.count_drop("attributes", excess)
 
-    def _shrink(self, parts: list[bytes]) -> bytes:
-        """Drops the largest parts, attributes and events, until the record fits; each is counted."""
+    def _shrink(self, parts: list[bytes], lost: int) -> bytes:
+        """Drops the largest parts, attributes and events, until the record fits; each is counted beside those ``lost``.
+
+        Raises:
+            ValueError: Name, scopes and ids alone are too large.
+        """
         kept = [part for part in parts if part]
         dropped = 0
         total = sum(map(len, kept))
         for part in sorted(kept[3:], key=len, reverse=True):
-            if total <= MAX_PAYLOAD - 16:
+            if total <= MAX_PAYLOAD - _ENVELOPE:
                 break
             kept.remove(part)
             total -= len(part)
             dropped += 1
+        if total > MAX_PAYLOAD - _ENVELOPE:
+            raise ValueError(f"its name and scopes alone take {total} bytes")
         _state.count_drop("attributes", dropped)
         _state.warn_once(
             "span-size", "Span %r is over 1 MiB: its %d largest attributes or events are dropped.", self.name, dropped
         )
-        kept.append(b"\x50" + _encode.varint(dropped))
+        lost += dropped + (self._rare.dropped_attributes if self._rare is not None else 0)
+        kept.append(b"\x50" + _encode.varint(lost))  # of a field that stands twice, the last one holds
         return _join(kept)
 
     def truncate(self, end_ns: int) -> None:
@@ -420,7 +482,8 @@ class RecordingSpan(trace.Span):
     def open_payload(self) -> bytes:
         """Returns the OTLP ``Span`` as far as it is known, without an end time."""
         parts = [self._head]
-        _encode.span_attributes({k: v for k, v in dict(self.attributes).items() if k not in _IN_HEAD}, parts)
+        given = {key: value for key, value in dict(self.attributes).items() if key not in _IN_HEAD}
+        _encode.span_attributes(given, parts, counted=False)  # what is lost is counted once, at the span's end
         return _join(parts)
 
     # -- identity -------------------------------------------------------------------------------------------------
@@ -468,6 +531,13 @@ class RecordingSpan(trace.Span):
             self._rare = _Rare()
         return self._rare
 
+    def _refuse(self, method: str, error: Exception) -> None:
+        """Counts a call that could not be carried out; OTel's API never raises at its user."""
+        if is_interrupt(error):
+            raise error
+        _state.count_drop("attributes")
+        _state.warn_once(f"span-api:{method}", "%s() of span %r is ignored: %r", method, self.name, error)
+
     def is_recording(self) -> bool:
         """True until it has ended."""
         return not self._placed
@@ -475,33 +545,62 @@ class RecordingSpan(trace.Span):
     def set_attribute(self, key: str, value: Any) -> None:
         """Sets one attribute; None leaves things as they are, an ended span does too."""
         if value is not None and not self._placed:
-            self.attributes[key] = value
-            self.version += 1
+            try:
+                self.attributes[key] = value
+                self.version += 1
+            except Exception as error:  # a key that cannot be hashed
+                self._refuse("set_attribute", error)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Sets several attributes."""
-        for key, value in dict(attributes).items():
+        try:
+            items = dict(attributes).items()
+        except Exception as error:
+            self._refuse("set_attributes", error)
+            return
+        for key, value in items:
             self.set_attribute(key, value)
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
         """Adds an event; ``timestamp`` is in ns since the epoch, now by default."""
-        if not self._placed:
+        if self._placed:
+            return
+        rare = self._make_rare()
+        if rare.events >= _encode.event_count_limit:
+            rare.dropped_events += 1
+            _state.count_drop("attributes")
+            return
+        try:
             when = monotonic_ns() + OFFSET_NS if timestamp is None else timestamp
-            self._make_rare().extra.append(_encode.event(str(name), when, attributes))
+            rare.extra.append(_encode.event(str(name), when, attributes))
+            rare.events += 1
+        except Exception as error:
+            self._refuse("add_event", error)
 
     def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
         """Adds a link to another span."""
-        if self._placed or not context.is_valid:
+        if self._placed:
             return
-        flags = (int(context.trace_flags) & 0xFF) | _HAS_IS_REMOTE | (_IS_REMOTE if context.is_remote else 0)
-        encoded = _encode.link(
-            context.trace_id.to_bytes(16, "big"),
-            context.span_id.to_bytes(8, "big"),
-            context.trace_state.to_header() if context.trace_state else "",
-            attributes,
-            flags,
-        )
-        self._make_rare().extra.append(encoded)
+        try:
+            if not context.is_valid:
+                return
+            rare = self._make_rare()
+            if rare.links >= _encode.link_count_limit:
+                rare.dropped_links += 1
+                _state.count_drop("attributes")
+                return
+            flags = (int(context.trace_flags) & 0xFF) | _HAS_IS_REMOTE | (_IS_REMOTE if context.is_remote else 0)
+            encoded = _encode.link(
+                context.trace_id.to_bytes(16, "big"),
+                context.span_id.to_bytes(8, "big"),
+                context.trace_state.to_header() if context.trace_state else "",
+                attributes,
+                flags,
+            )
+            rare.extra.append(encoded)
+            rare.links += 1
+        except Exception as error:
+            self._refuse("add_link", error)
 
     def set_kind(self, kind: SpanKind) -> None:
         """Sets the span kind, before the span starts."""
@@ -510,20 +609,26 @@ class RecordingSpan(trace.Span):
     def update_name(self, name: str) -> None:
         """Renames the span."""
         if not self._placed:
-            self.name = str(name)
-            self._rebuild_head()
-            self.version += 1
+            try:
+                self.name = str(name)
+                self._rebuild_head()
+                self.version += 1
+            except Exception as error:
+                self._refuse("update_name", error)
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         """Sets the status. OK is final; UNSET is ignored (OTel trace API, "Set Status")."""
         if isinstance(status, Status):
             code, message = status.status_code.value, status.description
-        else:
+        elif isinstance(status, StatusCode):
             code, message = status.value, description
+        else:
+            self._refuse("set_status", TypeError(f"{type(status).__name__} is no status"))  # type: ignore[unreachable]
+            return
         rare = self._make_rare()
         if not self._placed and code and rare.status != StatusCode.OK.value:
             rare.status = code
-            rare.message = (message or "") if code == StatusCode.ERROR.value else ""
+            rare.message = str(message or "") if code == StatusCode.ERROR.value else ""
 
     def record_exception(
         self,
@@ -533,30 +638,40 @@ class RecordingSpan(trace.Span):
         escaped: bool = False,
     ) -> None:
         """Adds an ``exception`` event (OTel semantic conventions: type, message, stack trace)."""
+        if self._placed:
+            return
         kind = type(exception)
         name = (
             kind.__qualname__
             if kind.__module__ in ("builtins", "__main__")
             else f"{kind.__module__}.{kind.__qualname__}"
         )
-        described = {
-            "exception.type": name,
-            "exception.message": _message(exception),
-            "exception.stacktrace": _stack(exception),
-            "exception.escaped": str(escaped),
-            **(attributes or {}),
-        }
-        when = monotonic_ns() + OFFSET_NS if timestamp is None else timestamp
-        if not self._placed:
+        try:
+            described = {
+                "exception.type": name,
+                "exception.message": _message(exception),
+                "exception.stacktrace": _stack(exception),
+                "exception.escaped": str(escaped),
+                **(attributes or {}),
+            }
+            when = monotonic_ns() + OFFSET_NS if timestamp is None else timestamp
             # Exception texts are the user's own and pass unredacted; see docs/reliability.md.
             self._make_rare().extra.append(_encode.event("exception", when, described))
+        except Exception as error:
+            self._refuse("record_exception", error)
 
-    def fail(self, exception: BaseException) -> None:
-        """Records an exception that left the span's body: event and ERROR status. A clean exit is no error."""
+    def fail(self, exception: BaseException, when_ns: int | None = None) -> None:
+        """Records an exception that left the span's body: event and ERROR status. A clean exit is no error.
+
+        Args:
+            exception: The exception.
+            when_ns: When it did, ns since the epoch, so that the event does not lie behind the span's end; else now.
+        """
         if isinstance(exception, GeneratorExit) or (isinstance(exception, SystemExit) and not exception.code):
             return
-        self.record_exception(exception, escaped=True)
+        # The status first: a signal handler may raise while the stack is being written down.
         self.set_status(StatusCode.ERROR, f"{type(exception).__name__}: {_message(exception)}")
+        self.record_exception(exception, timestamp=when_ns, escaped=True)
 
     def end(self, end_time: int | None = None) -> None:
         """Ends the span, now or at ``end_time`` (ns since the epoch). Once; later calls do nothing."""
@@ -566,18 +681,34 @@ class RecordingSpan(trace.Span):
         except BaseException as error:
             self._salvage(error, end_ns)
 
-    def _salvage(self, error: BaseException, end_ns: int) -> None:
-        """Ends the span after all when an exception cut `_finish` short; re-raises what is the user's."""
+    def _salvage(self, error: BaseException, end_ns: int, tries: int = _SALVAGE_TRIES) -> None:
+        """Ends the span after all when ``error`` cut `_finish` short; re-raises what is the user's."""
         try:
             self._finish(end_ns)
-        except Exception as again:
-            if not self._placed:
-                self._placed = True
-                _state.open_spans.pop(self, None)
-                _state.count_drop("spans")
-                _state.warn_once("span-end", "Span %r could not be encoded (%r); it is dropped.", self.name, again)
+        except BaseException as again:
+            # Nested, so that each exception has the one before as its context, as from any handler within a handler.
+            self._retry(again, end_ns, tries)
         if is_interrupt(error):
             raise error
+
+    def _retry(self, error: BaseException, end_ns: int, tries: int) -> None:
+        try:
+            hopeless = tries <= 0 or not is_interrupt(error)
+        except BaseException as interrupt:
+            self._salvage(interrupt, end_ns, tries - 1)
+            raise
+        if hopeless:
+            self._lose(error)
+        else:
+            self._salvage(error, end_ns, tries - 1)
+
+    def _lose(self, error: BaseException) -> None:
+        """Gives the span up, and says so."""
+        if not self._placed:
+            self._placed = True
+            _state.open_spans.pop(self, None)
+            _state.count_drop("spans")
+            _state.warn_once("span-end", "Span %r could not be encoded (%r); it is dropped.", self.name, error)
 
 
 class ManagedSpan(RecordingSpan):
@@ -606,48 +737,66 @@ class ManagedSpan(RecordingSpan):
         self._token = None
         if is_interrupt(error):
             raise error
+        self._context = INVALID_SPAN_CONTEXT  # the body may ask for it
         _state.count_drop("spans")
         _state.warn_once("span-start", "Span %r could not be started: %r", self.name, error)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback_: TracebackType | None
     ) -> None:
-        end_ns = monotonic_ns() + OFFSET_NS
+        end_ns = 0
         try:
+            end_ns = monotonic_ns() + OFFSET_NS
             if exc is not None:
-                self._end_abandoned(end_ns)
-                self.fail(exc)
+                self.fail(exc, end_ns)
+                if not isinstance(exc, GeneratorExit) and _otel_get().get(SPAN_KEY) is not self:
+                    self._end_abandoned(exc, end_ns)
             self._finish(end_ns)
         except BaseException as error:
-            self._salvage(error, end_ns)
+            self._salvage(error, end_ns or monotonic_ns() + OFFSET_NS)
         finally:
             if self._token is not None:
                 try:
                     _otel_reset(self._token)
-                except (ValueError, RuntimeError):
-                    pass  # ended in another context than it began in, which is left alone
+                except (ValueError, RuntimeError) as error:
+                    if is_interrupt(error):
+                        raise
+                    # else it ended in another context than it began in, which is left alone
 
-    def _end_abandoned(self, end_ns: int) -> None:
-        """Ends spans inside this one whose own ``__exit__`` a raising signal handler cut off at its first line."""
-        current = _otel_get().get(SPAN_KEY)
-        while current is not self and isinstance(current, ManagedSpan) and not current._placed:
-            current.set_status(StatusCode.ERROR, "interrupted")
-            current._finish(end_ns)
-            token = current._token
-            if token is None or token.old_value is Token.MISSING:
+    def _end_abandoned(self, exc: BaseException, end_ns: int) -> None:
+        """Ends spans inside this one whose own ``__exit__`` a raising signal handler cut off at its first line.
+
+        Only after such an exception, and only spans that were opened under this one: a generator that is closed or
+        collected exits in the middle of whatever its consumer is doing, whose spans are none of its business.
+        """
+        inner: list[ManagedSpan] = []
+        current: Any = _otel_get().get(SPAN_KEY)
+        while current is not self:
+            token = current._token if isinstance(current, ManagedSpan) else None
+            before: Any = getattr(token, "old_value", Token.MISSING)
+            if before is Token.MISSING:
                 return
-            current = token.old_value.get(SPAN_KEY)
+            inner.append(current)
+            current = before.get(SPAN_KEY)
+        if is_interrupt(exc):
+            for span in inner:
+                span.set_status(StatusCode.ERROR, "interrupted")
+                span._finish(end_ns)
 
 
 def _message(exception: BaseException) -> str:
     try:
         return str(exception)[: _encode.MAX_EXCEPTION_MESSAGE]
-    except Exception:
+    except Exception as error:
+        if is_interrupt(error):
+            raise
         return f"<{type(exception).__name__}: str() failed>"
 
 
 def _stack(exception: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(type(exception), exception, exception.__traceback__, limit=64))
-    except Exception:
+    except Exception as error:
+        if is_interrupt(error):
+            raise
         return ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from raytrace_rl._interrupts import is_interrupt
+
 if TYPE_CHECKING:
     from raytrace_rl._sinks import Sink
     from raytrace_rl.config import TelemetryConfig
@@ -53,7 +55,9 @@ _warned: set[str] = set()
 
 def count_drop(kind: str, n: int = 1) -> None:
     """Adds ``n`` to the count of lost ``kind`` (one of `DROP_KINDS`)."""
-    drops[kind] = drops.get(kind, 0) + n
+    if kind not in drops:
+        drops[kind] = 0
+    drops[kind] += n  # no call in it: no thread and no signal handler comes between reading and writing
 
 
 def warn_once(key: str, message: str, *args: object) -> None:
@@ -63,8 +67,9 @@ def warn_once(key: str, message: str, *args: object) -> None:
     _warned.add(key)
     try:
         logger.warning(message, *args)
-    except Exception:  # a user's logging handler may raise; telemetry must not
-        pass
+    except Exception as error:  # a user's logging handler may raise; telemetry must not
+        if is_interrupt(error):
+            raise
 
 
 def forget_warnings() -> None:

@@ -19,6 +19,10 @@ _STEP: Final = "step"
 _ROLLOUT: Final = "rollout"
 
 
+#: The groups for whose spans `umbrella` may make another kind of span than a `ManagedSpan`.
+ROOTS: Final = frozenset({_JOB, _STEP, _ROLLOUT})
+
+
 def umbrella(group: str, name: str, attributes: dict[str, Any]) -> ManagedSpan:
     """Returns the span for an umbrella, not yet started."""
     if group == _JOB:

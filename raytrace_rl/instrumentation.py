@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span
 
 from raytrace_rl import _decorators, _registry, _scopes, _state, _trees
 from raytrace_rl._interrupts import is_interrupt
@@ -64,7 +64,7 @@ _NO_SPAN: Final[Any] = _NoSpan()
 
 
 def managed_span(
-    group: str, name: str, /, *, tracer: Tracer | None = None, **attributes: Any
+    group: str, name: str, /, *, tracer: Any = None, **attributes: Any
 ) -> AbstractContextManager[Span | None]:
     """Opens a span for the body of a ``with`` statement, if ``group`` is enabled.
 
@@ -75,7 +75,7 @@ def managed_span(
     Args:
         group: Span group; see `RLSpanGroup`.
         name: ``rl.<algorithm>.<phase>``.
-        tracer: An OpenTelemetry tracer to make the span with, instead of ours. What is no tracer is ignored.
+        tracer: An OpenTelemetry ``Tracer`` to make the span with, instead of ours. What is no tracer is ignored.
         attributes: Attributes at start: str, bool, int, float, short sequences of these, NumPy and CPU torch scalars,
             enums, paths. None is left out. What cannot be encoded loses itself alone, and is counted.
 
@@ -86,11 +86,13 @@ def managed_span(
         return _NO_SPAN  # type: ignore[no-any-return]
     if tracer is not None:
         return _with_tracer(tracer, group, name, attributes)
+    if group in _trees.ROOTS:
+        return _trees.umbrella(group, name, attributes)
     return ManagedSpan(group, name, attributes)
 
 
 def umbrella_span(
-    group: str, name: str, /, *, tracer: Tracer | None = None, **attributes: Any
+    group: str, name: str, /, *, tracer: Any = None, **attributes: Any
 ) -> AbstractContextManager[Span | None]:
     """Opens a span over other work: no bucket of its own, since its leaves carry theirs.
 
@@ -119,7 +121,7 @@ def umbrella_span(
     return _trees.umbrella(group, name, attributes)
 
 
-def span_cm(name: str, /, *, tracer: Tracer | None = None, **attributes: Any) -> AbstractContextManager[Span | None]:
+def span_cm(name: str, /, *, tracer: Any = None, **attributes: Any) -> AbstractContextManager[Span | None]:
     """Opens a span outside all groups: no gate, no bucket. For cold top-level paths.
 
     Args:
@@ -147,7 +149,8 @@ def trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], 
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         label = _label(fn, name)
-        return _decorators.around(fn, group, lambda: ManagedSpan(group, label, {}))
+        make = _trees.umbrella if group in _trees.ROOTS else ManagedSpan
+        return _decorators.around(fn, group, lambda: make(group, label, {}))
 
     return decorate
 
@@ -190,7 +193,9 @@ class iteration_scope:
         self._token: Token[_scopes.Scopes | None] | None = None
         try:
             self._n = int(n)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError) as error:
+            if is_interrupt(error):
+                raise
             _state.warn_once("iteration", "iteration_scope(%.80r): a training step is an integer. It is ignored.", n)
 
     def __enter__(self) -> None:

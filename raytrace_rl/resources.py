@@ -91,7 +91,7 @@ def process_resource(
         config: Settled settings; ``run_id`` and ``service_name`` are taken from it.
         role: `semconv.ROLE_DRIVER` or `semconv.ROLE_WORKER`.
         rank: Place in the worker group; what is None is left out.
-        attempt: How often this run id was started before.
+        attempt: Which start of this run id it is, from 1.
         gpus: Physical GPUs of this process (indices on the node, or UUIDs); None to ask Ray, or without Ray
             ``CUDA_VISIBLE_DEVICES``.
         attributes: What the program says; it wins over everything that is found.

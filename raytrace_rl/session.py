@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,7 +19,9 @@ from raytrace_rl.setup import (
 )
 
 #: A session is asked for telemetry: on, and step by step, unless the configuration or the environment says otherwise.
-_DEFAULTS: Final = {"enabled": True, "span_groups": "per_step"}
+_DEFAULTS: Final[dict[str, Any]] = {"enabled": True, "span_groups": "per_step"}
+#: A larger spool is not summed up at the end of the driver: reading it takes about 2 s and 60 MiB for each 10 MiB.
+_SUMMARY_MAX_BYTES: Final = 64 << 20
 
 
 class telemetry_session:
@@ -67,7 +70,9 @@ class telemetry_session:
         return self._run_dir
 
     def __enter__(self) -> telemetry_session:  # noqa: PYI034 - typing.Self is 3.11
-        self._handle = init_telemetry_driver(_with_defaults(self._config), algorithm=self._algorithm)
+        self._handle = init_telemetry_driver(
+            TelemetryConfig.from_any(self._config, **_DEFAULTS), algorithm=self._algorithm
+        )
         self._run_dir = self._handle.run_dir if self._handle is not None else None
         return self
 
@@ -118,6 +123,10 @@ class telemetry_session:
 
     def _print_summary(self, run_dir: str) -> None:
         try:
+            size = sum(path.stat().st_size for path in Path(run_dir).glob("spool/*/*.rts"))
+            if size > _SUMMARY_MAX_BYTES:
+                print(f"{size >> 20} MiB of spans in {run_dir}: raytrace-rl report {run_dir}")
+                return
             from raytrace_rl.monitor import load_run
             from raytrace_rl.monitor.report import summary
 
@@ -126,16 +135,3 @@ class telemetry_session:
             if is_interrupt(error):
                 raise
             _state.warn_once("session-summary", "No summary of %s: %s", run_dir, error)
-
-
-def _with_defaults(config: Any) -> Any:
-    """Returns ``config`` with the session's defaults for what it does not say."""
-    if config is None:
-        return dict(_DEFAULTS)
-    if isinstance(config, TelemetryConfig):
-        return config
-    if isinstance(config, dict):
-        if "telemetry" in config:
-            return {**config, "telemetry": _with_defaults(config["telemetry"])}
-        return {**_DEFAULTS, **config}
-    return config

@@ -10,11 +10,13 @@ import atexit
 import json
 import os
 import re
+import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +26,6 @@ from raytrace_rl import _clock, _process, _state, semconv, span_groups
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._version import VERSION
 from raytrace_rl.config import (
-    ConfigError,
     RankIdentity,
     TelemetryConfig,
     forwarded_env,
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
 _ATTEMPT_VARIABLE: Final = "RAYTRACE_RL_ATTEMPT"
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 #: A Ray worker's working directory lies in its session's; files there go with the session.
 _RAY_SESSION: Final = re.compile(r"/session_\d{4}-\d{2}-\d{2}_")
+
+#: More cannot be waited for: `threading.Thread.join` overflows, and infinity would.
+_LONGEST_WAIT_S: Final = 1e6
 
 _lock: Final = threading.RLock()
 #: Process that flushed for the last time: a carrier that arrives later does not start telemetry again.
@@ -55,6 +58,11 @@ class TelemetryHandle:
     def __init__(self, process: _process.Process, role: str) -> None:
         self._process = process
         self.role = role
+
+    def moved_to(self, process: _process.Process) -> None:
+        """In a forked child: stands for the telemetry that has started in it."""
+        self._process = process
+        self.role = semconv.ROLE_WORKER
 
     @property
     def tracer(self) -> trace.Tracer:
@@ -115,12 +123,19 @@ def init_telemetry_driver(config: Any = None, algorithm: str | None = None) -> T
                 "driver-again", "Telemetry runs in this process already; shutdown_telemetry() first to change settings."
             )
             return running
-        settled = _settle_run(settled)
-        attempt = _claim_attempt(settled, algorithm)
-        values = {**to_env(settled), _ATTEMPT_VARIABLE: str(attempt)}
-        projection.project(os.environ, values)
-        attributes: dict[str, AttributeValue] = {semconv.RL_ALGORITHM: algorithm} if algorithm else {}
-        return _start(settled, semconv.ROLE_DRIVER, RankIdentity(), attempt, attributes, None)
+        try:
+            settled = _settle_run(settled)
+            attempt = _claim_attempt(settled, algorithm)
+            values = {**to_env(settled), _ATTEMPT_VARIABLE: str(attempt)}
+            projection.project(os.environ, values)
+            attributes: dict[str, AttributeValue] = {semconv.RL_ALGORITHM: algorithm} if algorithm else {}
+            return _start(settled, semconv.ROLE_DRIVER, RankIdentity(), attempt, attributes, None)
+        except Exception as error:
+            projection.restore()
+            if is_interrupt(error):
+                raise
+            _state.warn_once("driver-start", "Telemetry could not start: %r", error)
+            return None
 
 
 def init_telemetry_worker(
@@ -235,13 +250,13 @@ def shutdown_telemetry(timeout_ms: float = 5000) -> None:
             if process is None:
                 return
             handle = _state.handle
-            _process.stop(timeout_ms)
+            deadline = monotonic() + min(timeout_ms / 1000, _LONGEST_WAIT_S)
+            _process.stop(deadline)
             span_groups.apply_spec(None)
+            _finished_pid = os.getpid()
             if handle is not None and handle.role == semconv.ROLE_DRIVER:
-                process.adopt_orphans()
                 projection.restore()
-            else:
-                _finished_pid = os.getpid()
+                process.adopt_orphans(deadline)
             lost = {kind: n for kind, n in _state.drops.items() if n}
             if lost:
                 _state.logger.warning("Telemetry of this process lost: %s", json.dumps(lost))
@@ -286,33 +301,42 @@ def _complete_identity(
 def _settle_run(config: TelemetryConfig) -> TelemetryConfig:
     """Returns ``config`` with a run id and an absolute run directory."""
     run_id = config.run_id or uuid.uuid4().hex[:8]
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id={run_id!r} cannot name a directory: use letters, digits, '.', '_' and '-', at most 128 of them"
-        )
     if config.run_dir:
-        run_dir = str(Path.cwd() / Path(config.run_dir).expanduser())
+        run_dir = config.run_dir if Path(config.run_dir).is_absolute() else str(_base() / config.run_dir)
     else:
-        base = Path.cwd()
+        base = _base()
         if _RAY_SESSION.search(str(base)):
-            base = Path.home()
+            base = _home()
         run_dir = str(base / "raytrace_runs" / run_id)
     return replace(config, run_id=run_id, run_dir=run_dir)
 
 
+def _base() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # somebody has deleted it
+        return _home()
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without an entry, as in many containers
+        return Path(tempfile.gettempdir())
+
+
 def _claim_attempt(config: TelemetryConfig, algorithm: str | None) -> int:
-    """Makes the run directory and returns this attempt's number, from 0. An unusable directory is found out later."""
+    """Makes the run directory and returns this attempt's number, from 1. An unusable directory is found out later."""
     if config.exporter in ("none", "console") or config.run_dir is None:
-        return 0
+        return 1
     run_dir = Path(config.run_dir)
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (".gitignore", ".rayignore"):  # Ray packs the working directory: not with our spools in it
-            (run_dir / name).write_text("*\n", encoding="ascii")
+        _hide(run_dir)
         about = {"run_id": config.run_id, "algorithm": algorithm, "started_ns": _clock.now_ns(), "version": VERSION}
         attempts = run_dir / "attempts"
         attempts.mkdir(mode=0o700, exist_ok=True)
-        for attempt in range(1_000_000):
+        for attempt in range(1, 1_000_000):
             try:
                 with (attempts / f"{attempt}.json").open("x", encoding="utf-8") as file:
                     json.dump({**about, "attempt": attempt}, file)
@@ -321,12 +345,27 @@ def _claim_attempt(config: TelemetryConfig, algorithm: str | None) -> int:
                 continue
     except OSError as error:
         _state.logger.debug("run directory %s: %s", run_dir, error)  # the spool meets it next, and warns
-    return 0
+    return 1
+
+
+def _hide(run_dir: Path) -> None:
+    """Hides a run from git and from Ray, which packs the working directory. Files that are there already hold.
+
+    A directory that holds other things is the user's own, perhaps all of the code: only what we put into it is hidden.
+    """
+    ours = {"spool", "attempts", ".gitignore", ".rayignore", "control.json"}
+    foreign = any(entry.name not in ours for entry in run_dir.iterdir())
+    for directory in (run_dir / "spool", run_dir / "attempts") if foreign else (run_dir,):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for name in (".gitignore", ".rayignore"):
+            path = directory / name
+            if not path.exists():
+                path.write_text("*\n", encoding="ascii")
 
 
 def _inherited_attempt() -> int:
-    text = os.environ.get(_ATTEMPT_VARIABLE, "0")
-    return int(text) if text.isdecimal() else 0
+    text = os.environ.get(_ATTEMPT_VARIABLE, "1")
+    return int(text) if text.isdecimal() else 1
 
 
 def _at_exit() -> None:

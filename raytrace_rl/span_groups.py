@@ -7,7 +7,7 @@ an umbrella; `resolve` turns a user's comma-separated spec into the set of group
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from raytrace_rl import _registry, _state
 from raytrace_rl._registry import bucket_value
@@ -113,14 +113,28 @@ def register_span_groups(
     if namespace is None and groups is None:
         _register("raytrace_rl", ALL_GROUPS, PRESETS, _BUCKETS, UMBRELLA_GROUPS)
     else:
+        owner = str(namespace or "unnamed")
         names = (
             {value for name, value in vars(groups).items() if name.isupper() and isinstance(value, str)}
             if isinstance(groups, type)
-            else set(groups or ())
+            else groups
         )
-        _register(namespace or "unnamed", names, presets or {}, buckets or {}, frozenset(umbrellas))
+        defaults = {word: bucket for key, bucket in (buckets or {}).items() for word in _words(key, owner)}
+        members = {word: _words(of, owner) for key, of in (presets or {}).items() for word in _words(key, owner)}
+        _register(owner, _words(names, owner), members, defaults, _words(umbrellas, owner))
     if _spec is not None and _state.tracing:
         _state.enabled = resolve(_spec)
+
+
+def _words(given: Any, namespace: str) -> frozenset[str]:
+    """Returns names in lower case; one string is one name, and what is no text is a warning and left out."""
+    words = set()
+    for word in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
+        if isinstance(word, str):
+            words.add(word.strip().lower())
+        elif word is not None:
+            _state.warn_once(f"group:{word!r:.80}", "%.80r, registered by %r, is no span group.", word, namespace)
+    return frozenset(words)
 
 
 def _register(
@@ -130,8 +144,7 @@ def _register(
     buckets: Mapping[str, Bucket | str],
     umbrellas: frozenset[str],
 ) -> None:
-    for word in groups:
-        group = word.lower()
+    for group in groups:
         owner = _registry.owners.setdefault(group, namespace)
         if owner != namespace:
             _state.warn_once(
@@ -142,15 +155,14 @@ def _register(
                 owner,
             )
             continue
-        if word in umbrellas:
+        if group in umbrellas:
             _registry.umbrellas.add(group)
-        elif word in buckets:
-            value = bucket_value(buckets[word])
+        elif group in buckets:
+            value = bucket_value(buckets[group])
             if value is not None:
                 _registry.buckets[group] = value
     for name, members in presets.items():
-        known = _registry.presets.get(name.lower(), frozenset())
-        _registry.presets[name.lower()] = known | {member.lower() for member in members}
+        _registry.presets[name] = _registry.presets.get(name, frozenset()) | frozenset(members)
     _state.static_cache.clear()
 
 
@@ -170,7 +182,7 @@ def resolve(spec: str) -> frozenset[str]:
         if word == "all":
             groups |= _registry.owners.keys()
         elif word in _registry.presets:
-            groups |= _registry.presets[word]
+            groups |= _registry.presets[word] - PER_PROMPT_GROUPS
         elif word in _registry.owners:
             groups.add(word)
         elif word != "none":

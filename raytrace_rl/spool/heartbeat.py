@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from raytrace_rl import _clock, _state
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool.format import Kind
 from raytrace_rl.spool.journal import Journal
 from raytrace_rl.spool.opentable import OpenTable
@@ -61,8 +62,10 @@ class Heartbeat:
         """Asks for a beat now. Never blocks."""
         try:
             self._bell.release()
-        except RuntimeError:
-            pass  # it rings already
+        except RuntimeError as error:
+            if is_interrupt(error):
+                raise
+            # else it rings already
 
     def stop(self, timeout_s: float) -> None:
         """Ends the thread, waits at most ``timeout_s`` seconds for it, and removes the journal."""
@@ -74,7 +77,7 @@ class Heartbeat:
             self._journal.close()
 
     def _run(self) -> None:
-        last = 0.0
+        last = monotonic()  # the files are new, and so is the sign of life in them
         while not self._stopped:
             try:
                 if monotonic() - last >= self._interval_s * 0.9:
@@ -105,16 +108,16 @@ class Heartbeat:
     def _record_clock(self) -> None:
         anchor = _clock.read_anchor()
         offset = anchor.wall_ns - anchor.monotonic_ns
-        if abs(offset - self._offset_ns) > CLOCK_STEP_NS:
+        record = struct.pack("<QQ", anchor.wall_ns, anchor.monotonic_ns)
+        if abs(offset - self._offset_ns) > CLOCK_STEP_NS and self._writer.append(Kind.CLOCK, record):
             self._offset_ns = offset
-            self._writer.append(Kind.CLOCK, struct.pack("<QQ", anchor.wall_ns, anchor.monotonic_ns))
 
     def _note_stacks(self, spans: Iterable[Any]) -> None:
         now = _clock.now_ns()
+        before = self._stacks_at
+        self._stacks_at = {span.ids: before[span.ids] for span in spans if span.ids in before} if before else {}
         due = [span for span in spans if now - self._stacks_at.get(span.ids, span.start_ns) >= self._stack_after_ns]
         if not due:
-            if len(self._stacks_at) > 1024:
-                self._stacks_at.clear()
             return
         frames = sys._current_frames()
         for span in due:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from time import monotonic
 from typing import Final, Protocol
 
 from raytrace_rl import _state
@@ -18,6 +19,10 @@ from raytrace_rl.spool.writer import SpoolWriter
 _SMALLEST: Final = 64 << 10
 #: A bound of its own: beyond it, further open spans are only in the table of open spans.
 LARGEST: Final = 8 << 20
+#: With more open spans than the bound allows, seconds until the file is next written anew.
+FULL_PAUSE_S: Final = 30.0
+#: Stacks of spans that are open, kept in memory for the next time the file is written anew; the oldest go first.
+STACKS_MAX: Final = LARGEST // 2
 
 
 class OpenSpan(Protocol):
@@ -46,64 +51,104 @@ class Journal:
         self._segment: Segment | None = None
         self._number = 0
         self._noted: dict[bytes, int] = {}
+        self._open: list[OpenSpan] = []
+        #: The latest STACK record of each open span.
+        self._stacks: dict[bytes, bytes] = {}
+        self._stacks_size = 0
+        self._rewrite_at = 0.0
 
     def note(self, spans: Iterable[OpenSpan]) -> None:
         """Brings the file up to date with ``spans``, the spans open now."""
         records: list[bytes] = []
         current: dict[bytes, int] = {}
-        open_now = list(spans)
-        for span in open_now:
-            ids = span.ids
-            version = span.version
+        self._open = list(spans)
+        for span in self._open:
+            try:
+                ids, version = span.ids, span.version
+            except Exception as error:
+                _warn_of_span(error)
+                continue
             if self._noted.get(ids) != version:
-                payload = span.open_payload()
-                if len(payload) <= MAX_PAYLOAD:
-                    records.append(pack_record(Kind.OPEN_SPAN, payload))
+                records += _open_record(span)
             current[ids] = version
-        records += [pack_record(Kind.SPAN_GONE, ids) for ids in self._noted if ids not in current]
+        for ids in self._noted:
+            if ids not in current:
+                records.append(pack_record(Kind.SPAN_GONE, ids))
+                self._stacks_size -= len(self._stacks.pop(ids, b""))
         self._noted = current
         if records:
-            self._write(records, open_now)
+            self._write(records)
 
     def note_stack(self, ids: bytes, time_ns: int, stack: str) -> None:
         """Notes where the thread of an open span stands."""
         payload = ids + time_ns.to_bytes(8, "little") + stack.encode("utf-8", "backslashreplace")[:65536]
-        self._write([pack_record(Kind.STACK, payload)], ())
+        record = pack_record(Kind.STACK, payload)
+        self._stacks_size += len(record) - len(self._stacks.pop(ids, b""))
+        self._stacks[ids] = record
+        while self._stacks_size > STACKS_MAX:
+            self._stacks_size -= len(self._stacks.pop(next(iter(self._stacks))))
+        self._write([record])
 
-    def _write(self, records: list[bytes], open_now: Iterable[OpenSpan]) -> None:
+    def _write(self, records: list[bytes]) -> None:
         data = b"".join(records)
-        if self._segment is None or self._segment.position + len(data) > self._segment.capacity:
-            if self._segment is not None:  # full: begin anew with what is open, and nothing else
-                whole = [pack_record(Kind.OPEN_SPAN, span.open_payload()) for span in open_now]
-                data = b"".join(whole) if whole else data
-            if not self._rewrite(len(data)):
-                return
         segment = self._segment
         if segment is None or segment.position + len(data) > segment.capacity:
+            if monotonic() >= self._rewrite_at:
+                self._rewrite()
             return
-        start = segment.position
-        segment.position = start + len(data)
-        segment.buffer[start : start + len(data)] = data
+        _place(segment, data)
 
-    def _rewrite(self, needed: int) -> bool:
-        size = min(max(_SMALLEST, 2 * needed + 4096 + len(self._writer.resource)), LARGEST)
+    def _rewrite(self) -> None:
+        """Begins anew with what is open, the outermost first, then where it stands: as much as the bound allows."""
+        room = LARGEST - 4096 - len(self._writer.resource)
+        kept: list[bytes] = []
+        size = 0
+        for record in [*(record for span in self._open for record in _open_record(span)), *self._stacks.values()]:
+            if size + len(record) <= room:
+                kept.append(record)
+                size += len(record)
+            else:
+                self._rewrite_at = monotonic() + FULL_PAUSE_S
         path, link = self._writer.paths(f".open.{self._number}.rts")
+        header = self._writer.header(self._number)
         try:
-            segment = create_segment(path, link, size, self._writer.header(self._number))
+            new = create_segment(
+                path, link, min(max(_SMALLEST, 2 * size + 4096 + len(header.resource)), LARGEST), header
+            )
         except OSError as error:
-            _state.warn_once("journal", "Open spans cannot be noted in %s: %s", link, error)
-            return False
+            self._noted = {}  # tried again at the next beat
+            self._writer.warn_of(error)
+            return
         self._number += 1
-        old, self._segment = self._segment, segment
+        _place(new, b"".join(kept))  # before the old file goes: the process may be killed between the two
+        old, self._segment = self._segment, new
         if old is not None:
             _remove(old)
-        return True
 
     def close(self) -> None:
         """Removes the file: after a clean close nothing is open."""
         if self._segment is not None:
             _remove(self._segment)
             self._segment = None
+
+
+def _open_record(span: OpenSpan) -> list[bytes]:
+    try:
+        payload = span.open_payload()
+    except Exception as error:  # a foreign span in the midst of a change: the others are noted all the same
+        _warn_of_span(error)
+        return []
+    return [pack_record(Kind.OPEN_SPAN, payload)] if len(payload) <= MAX_PAYLOAD else []
+
+
+def _warn_of_span(error: Exception) -> None:
+    _state.warn_once("journal-span", "An open span cannot be noted: %r", error)
+
+
+def _place(segment: Segment, data: bytes) -> None:
+    start = segment.position
+    segment.position = start + len(data)
+    segment.buffer[start : start + len(data)] = data
 
 
 def _remove(segment: Segment) -> None:

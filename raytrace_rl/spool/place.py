@@ -61,12 +61,13 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
     label = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     candidates: list[str] = []
     if spool_dir:
-        candidates.append(os.path.join(os.path.abspath(spool_dir), label))
+        # Resolved, since what we make ourselves must be no link, but the user's directory may well lie behind one.
+        candidates.append(os.path.join(os.path.realpath(spool_dir), label))
     else:
         private = f"raytrace_rl-{os.getuid()}"
         if _roomy_tmpfs(_SHM):
             candidates.append(os.path.join(_SHM, private, label))
-        if file_system_type(directory) in _LOCAL_TYPES:
+        if is_local(directory):
             candidates.append(directory)
         candidates.append(os.path.join(tempfile.gettempdir(), private, label))
     for candidate in candidates:
@@ -76,6 +77,11 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
         "spool-place", "None of %s can hold active spool files; they are mapped in %s itself.", candidates, directory
     )
     return Place(directory, directory)
+
+
+def is_local(path: str) -> bool:
+    """True if files under ``path`` can safely be mapped: the file system is known to be one of this machine's own."""
+    return file_system_type(path) in _LOCAL_TYPES
 
 
 def file_system_type(path: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import struct
+from collections import Counter
 from typing import IO, Final
 
 from raytrace_rl import _state
@@ -25,6 +26,8 @@ from raytrace_rl.spool.format import (
 from raytrace_rl.spool.place import Place
 
 _MEMBER: Final = re.compile(r"^(?P<stem>\d+-\d+)(?P<suffix>\.\d+\.rts|\.open\.\d+\.rts|\.open|\.live)$")
+_SEGMENT: Final = re.compile(r"^(?P<stem>\d+-\d+)\.\d+\.rts$")
+_IN_THE_MAKING: Final = re.compile(r"^(?P<stem>\d+-\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open)(?P<new>\.new)?$")
 _COPY: Final = 1 << 20
 _SPAN_KINDS: Final = frozenset({Kind.SPAN, Kind.SCOPE_SPANS})
 
@@ -64,15 +67,15 @@ def seal_file(path: str, link: str, end: int | None = None) -> None:
     if end is None:
         end = last
     if last == header.size and header.number > 0:
-        _unlink(link)  # prepared ahead of need, and never needed
-        _unlink(path)
+        unlink(link)  # prepared ahead of need, and never needed
+        unlink(path)
     elif path == link:
         with open(path, "r+b", buffering=0) as file:
             _mark_sealed(file, count)
             file.truncate(end)
     else:
         _bring_home(data[:end], link, count)
-        _unlink(path)
+        unlink(path)
 
 
 def _mark_sealed(file: IO[bytes], span_count: int) -> None:
@@ -86,15 +89,14 @@ def _bring_home(data: bytes, link: str, span_count: int | None = None) -> None:
     """Puts ``data`` in the place of the symbolic link ``link``; readers see the one or the other, never half."""
     temporary = f"{link}.{os.getpid()}.new"
     try:
-        with open(
-            os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0
-        ) as target:
+        # Buffered, hence written whole or an error: a raw write to a disk that is almost full is cut short in silence.
+        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as target:
             target.writelines(data[offset : offset + _COPY] for offset in range(0, len(data), _COPY))
             if span_count is not None:
                 _mark_sealed(target, span_count)
         os.replace(temporary, link)
     except OSError:
-        _unlink(temporary)
+        unlink(temporary)
         raise
 
 
@@ -118,7 +120,8 @@ def _count_spans(data: bytes, start: int) -> tuple[int, int]:
     return count, last
 
 
-def _unlink(path: str) -> bool:
+def unlink(path: str) -> bool:
+    """Removes a file; False if it is not there, or does not go."""
     try:
         os.unlink(path)
     except OSError:
@@ -126,49 +129,94 @@ def _unlink(path: str) -> bool:
     return True
 
 
-def enforce_bound(place: Place, bound_bytes: int) -> None:
-    """Deletes the node's oldest sealed segments until its spools fit ``bound_bytes``; what they held is counted."""
-    try:
-        entries = [entry for entry in os.scandir(place.directory) if entry.name.endswith(".rts")]
-    except OSError:
-        return
-    sizes: list[tuple[int, int, str]] = []
+def enforce_bound(place: Place, bound_bytes: int) -> int:
+    """Deletes the node's oldest sealed segments until its spools fit ``bound_bytes``; what they held is counted.
+
+    Journals of open spans have a bound of their own: they neither count nor go.
+
+    Returns:
+        Bytes by which the spools are still too large: their writers live, and have not sealed them yet.
+    """
+    excess = _drop_oldest(place.directory, bound_bytes)
+    if excess > 0 and adopt_orphans(place.directory):  # what the dead left unsealed can go now
+        excess = _drop_oldest(place.directory, bound_bytes)
+    return excess
+
+
+def _drop_oldest(directory: str, bound_bytes: int) -> int:
     total = 0
+    candidates: list[tuple[int, str, str, int]] = []
+    left: Counter[str] = Counter()
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return 0
     for entry in entries:
+        member = _SEGMENT.match(entry.name)
+        if member is None:
+            continue
         try:
             found = os.stat(entry.path)
         except OSError:
             continue
         total += found.st_size
+        left[member["stem"]] += 1
         if not entry.is_symlink():
-            sizes.append((found.st_mtime_ns, found.st_size, entry.path))
-    if total <= bound_bytes:
-        return
-    for _, size, path in sorted(sizes):
+            candidates.append((found.st_mtime_ns, entry.path, member["stem"], found.st_size))
+    for _, path, stem, size in sorted(candidates):
+        if total <= bound_bytes:
+            break
         try:
             header = read_header(path)
         except (OSError, ValueError):
             continue
         if not header.sealed:
             continue
-        if _unlink(path):
-            total -= size
-            _state.count_drop("spans", header.span_count)
-            _state.count_drop("bytes", size)
-            _state.warn_once(
-                "spool-bound",
-                "The node's spools reached spool_max_mib: the oldest spans are dropped and counted. "
-                "Raise RAYTRACE_RL_SPOOL_MAX_MIB to keep more.",
-            )
-        if total <= bound_bytes:
-            return
+        total -= size
+        left[stem] -= 1
+        if unlink(path):  # else a sibling was here before, and has counted it
+            _count_dropped(header.span_count, size)
+            if not left[stem]:  # nothing is left of the process: its own count goes on in ours
+                _state.count_drop("spans", header.dropped_spans)
+    return total - bound_bytes
+
+
+def _count_dropped(spans: int, size: int) -> None:
+    _state.count_drop("spans", spans)
+    _state.count_drop("bytes", size)
+    _state.warn_once(
+        "spool-bound",
+        "The node's spools reached spool_max_mib: the oldest spans are dropped and counted. "
+        "Raise RAYTRACE_RL_SPOOL_MAX_MIB to keep more.",
+    )
+
+
+def drop_unsealed(path: str, link: str) -> int:
+    """Deletes a full segment that cannot be sealed, and counts what it held; returns its size in bytes."""
+    try:
+        header = read_header(path)
+        with open(path, "rb") as source:
+            data = source.read()
+        size = os.path.getsize(path)
+    except (OSError, ValueError):
+        return 0
+    unlink(link)
+    unlink(path)
+    _count_dropped(_count_spans(data, header.size)[0], size)
+    return size
+
+
+def count_lost(data: bytes) -> None:
+    """Counts the spans in ``data``, the contents of a segment whose file somebody deleted."""
+    _state.count_drop("spans", _count_spans(data, int.from_bytes(data[12:16], "little"))[0])
+    _state.count_drop("bytes", len(data))
 
 
 def adopt_orphans(directory: str) -> int:
     """Seals what dead writers of this host left behind in ``directory`` (``RUN_DIR/spool/<node>``).
 
-    Segments and journals that still lie in a tmpfs move to the run directory, so that they survive a reboot. Files
-    whose writer lives, or may live, are left alone.
+    Segments and journals that still lie in a tmpfs move to the run directory, so that they survive a reboot; segments
+    that were mapped there lose the room that they had allocated. Files whose writer lives, or may live, are left alone.
 
     Returns:
         How many files were sealed.
@@ -184,27 +232,53 @@ def adopt_orphans(directory: str) -> int:
         if member is not None:
             stems.setdefault(member["stem"], []).append(name)
     for stem, members in stems.items():
-        linked = [name for name in members if os.path.islink(os.path.join(directory, name))]
-        if not linked or not _is_dead(directory, stem, members):
+        unsealed = [name for name in members if _is_unsealed(os.path.join(directory, name))]
+        if not unsealed or not _is_dead(directory, stem, members):
             continue
-        for name in linked:
+        for name in unsealed:
             link = os.path.join(directory, name)
-            path = os.path.realpath(link)
+            path = os.path.realpath(link) if os.path.islink(link) else link
             try:
                 if name.endswith(".rts"):
                     seal_file(path, link)
-                else:
+                elif path != link:
                     with open(path, "rb") as source:
                         _bring_home(source.read(), link)
-                    _unlink(path)
+                    unlink(path)
                 sealed += 1
             except (OSError, ValueError):
                 continue  # it stays readable where it is
     return sealed
 
 
-def remove_if_empty(place: Place) -> None:
-    """Removes the active directory of a run when nothing of it is left in the tmpfs."""
+def _is_unsealed(link: str) -> bool:
+    if os.path.islink(link):
+        return True
+    if not _SEGMENT.match(os.path.basename(link)):
+        return False
+    try:
+        return not read_header(link).sealed
+    except (OSError, ValueError):
+        return False
+
+
+def remove_leftovers(place: Place) -> None:
+    """Removes what processes left that were killed in the midst of making a file, then the directory if it is empty.
+
+    Such a file has no name yet that a reader would find, and nothing in it. Liveness files stay: one that is not locked
+    yet looks like a dead process's.
+    """
+    try:
+        names = os.listdir(place.active)
+    except OSError:
+        return
+    for name in names:
+        found = _IN_THE_MAKING.match(name)
+        if found is None or (not found["new"] and os.path.lexists(os.path.join(place.directory, name))):
+            continue
+        live = os.path.join(place.active, found["stem"] + ".live")
+        if liveness.state(live, liveness.boot_id()) in ("dead", "closed"):
+            unlink(os.path.join(place.active, name))
     if place.active != place.directory:
         with contextlib.suppress(OSError):
             os.rmdir(place.active)

@@ -8,6 +8,7 @@ import os
 import struct
 from typing import Final
 
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool.format import DROPPED_OFFSET, HEARTBEAT_OFFSET, Header, pack_header
 
 _U64: Final = struct.Struct("<Q")
@@ -53,15 +54,20 @@ class Segment:
         self.buffer[HEARTBEAT_OFFSET : HEARTBEAT_OFFSET + 8] = _U64.pack(now_ns)
         self.buffer[DROPPED_OFFSET : DROPPED_OFFSET + 8] = _U64.pack(dropped_spans)
 
-    def close(self) -> int:
-        """Unmaps the file; later appends are refused. Returns the offset behind the last record."""
+    def stop(self) -> int:
+        """Refuses later appends. Returns the offset behind the last record."""
         start = self.position
         self.position = self.capacity + 1
         if start <= self.capacity:
             self.end = min(self.end, start)
+        return self.end
+
+    def close(self) -> int:
+        """Unmaps the file; later appends are refused. Returns the offset behind the last record."""
+        end = self.stop()
         if isinstance(self.buffer, mmap.mmap):
             self.buffer.close()
-        return self.end
+        return end
 
 
 def no_segment() -> Segment:
@@ -82,15 +88,30 @@ def create_mapping(path: str, size: int, head: bytes) -> mmap.mmap:
     fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         _allocate(fd, size)
-        mapping = mmap.mmap(fd, size)
+        try:
+            mapping = mmap.mmap(fd, size)
+        except ValueError as error:
+            if is_interrupt(error):
+                raise
+            raise OSError(errno.EINVAL, f"cannot map {path}: {error}") from error
         mapping[: len(head)] = head
         os.rename(temporary, path)
-    except (OSError, ValueError) as error:
-        os.unlink(temporary)
-        raise error if isinstance(error, OSError) else OSError(errno.EINVAL, f"cannot map {path}: {error}") from error
+    except BaseException:  # out of a signal handler too: a mapped file that nobody knows of stays in memory for good
+        _unlink(temporary, path)
+        raise
     finally:
         os.close(fd)
     return mapping
+
+
+def _unlink(*paths: str) -> None:
+    for n, path in enumerate(paths):
+        try:
+            os.unlink(path)
+        except OSError as error:
+            if is_interrupt(error):
+                _unlink(*paths[n + 1 :])
+                raise
 
 
 def _allocate(fd: int, size: int) -> None:
@@ -111,11 +132,11 @@ def create_segment(path: str, link: str, size: int, header: Header) -> Segment:
     """
     head = pack_header(header)
     mapping = create_mapping(path, max(size, len(head) + 4096), head)
-    if link != path:
-        try:
+    try:
+        if link != path:
             os.symlink(path, link)
-        except OSError:
-            mapping.close()
-            os.unlink(path)
-            raise
-    return Segment(mapping, header.number, path, link, len(head))
+        return Segment(mapping, header.number, path, link, len(head))
+    except BaseException:
+        mapping.close()
+        _unlink(link, path)
+        raise

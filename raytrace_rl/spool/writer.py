@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -9,17 +10,20 @@ from time import monotonic
 from typing import Final
 
 from raytrace_rl import _clock, _state
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool import seal
 from raytrace_rl.spool.format import MAX_PAYLOAD, Header, Kind, pack_record
 from raytrace_rl.spool.liveness import boot_id
-from raytrace_rl.spool.place import Place
+from raytrace_rl.spool.place import Place, is_local
 from raytrace_rl.spool.segment import Segment, create_segment, no_segment
 
 FIRST_SIZE: Final = 1 << 20
 LARGEST_SIZE: Final = 8 << 20
 SMALLEST_SIZE: Final = 64 << 10
-#: After a failure to make a segment, the next try waits this long (seconds); records meanwhile are dropped, counted.
+#: After a failure to make or seal a segment, the next try waits this long (seconds); records for which there is no
+#: segment meanwhile are dropped, counted.
 RETRY_S: Final = 1.0
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 
 
 class SpoolWriter:
@@ -35,15 +39,12 @@ class SpoolWriter:
     """
 
     def __init__(self, place: Place, resource: bytes, *, bound_bytes: int) -> None:
-        """Opens the first segment.
+        """Names the process; no file is made before `open`.
 
         Args:
             place: Where the files lie.
             resource: OTLP Resource bytes.
             bound_bytes: What all spools of the node may take together.
-
-        Raises:
-            OSError: The first segment cannot be made.
         """
         self.place = place
         self.start_ns = _clock.now_ns()
@@ -58,8 +59,19 @@ class SpoolWriter:
         self._full: list[Segment] = []
         self._number = 0
         self._retry_at = 0.0
+        self._seal_at = 0.0
         self._closed = False
         self.segment: Segment = no_segment()
+
+    def open(self) -> None:
+        """Opens the first segment.
+
+        The liveness file comes before it: a segment without one looks like that of a process which has ended, and a
+        sibling's `seal.adopt_orphans` would take it away.
+
+        Raises:
+            OSError: It cannot be made.
+        """
         self.segment = self._create()
 
     def header(self, number: int) -> Header:
@@ -112,47 +124,68 @@ class SpoolWriter:
                 return True  # another thread, or a handler inside this very call, was here before
             if self._closed or monotonic() < self._retry_at:
                 return False
-            new = self._take_next(needed)
-            if new is None:
-                try:
-                    new = self._create(needed)
-                except OSError as error:
-                    self._retry_at = monotonic() + RETRY_S
-                    _state.warn_once(
-                        "spool-roll",
-                        "The spool in %s cannot grow (%s): spans are dropped and counted until it can.",
-                        self.place.directory,
-                        error,
-                    )
-                    return False
-            # a handler may have rolled meanwhile: the new segment then stays empty
-            self._full.append(full if self._replace(full, new) else new)
+            failure = self._ready_next(needed)
+            new = self._next
+            # Straight-line, as appending is: an exception out of a handler loses no segment on its way. A handler may
+            # have rolled meanwhile; the new one is then still the next.
+            if failure is None and new is not None and self.segment is full:
+                self._next = None
+                self.segment = new
+                if _state.writer is self:
+                    _state.segment = new
+                self._full.append(full)
+        if failure is not None:
+            # Outside the lock: a user's logging handler may wait for another thread, and that one for this lock.
+            self.warn_of(failure)
+            return False
         self.wake()
         return True
 
-    def _replace(self, full: Segment, new: Segment) -> bool:
-        if self.segment is not full:
-            return False
-        self.segment = new
-        if _state.writer is self:
-            _state.segment = new
-        return True
-
-    def _take_next(self, needed: int) -> Segment | None:
-        prepared, self._next = self._next, None
+    def _ready_next(self, needed: int) -> OSError | None:
+        """Sees to it that the next segment is there, with room for ``needed`` bytes; returns what prevents it."""
+        prepared = self._next
         if prepared is not None and prepared.capacity - prepared.position < needed:
+            self._next = None
             self._full.append(prepared)
-            return None
-        return prepared
+        if self._next is None:
+            try:
+                self._next = self._create(needed)
+            except OSError as error:
+                if is_interrupt(error):  # TimeoutError, out of an alarm handler, is an OSError too
+                    raise
+                self._retry_at = monotonic() + RETRY_S
+                return error
+        return None
 
     def _create(self, needed: int = 0) -> Segment:
         with self._lock:
             number = self._number
             self._number += 1
-        size = min(FIRST_SIZE << number, LARGEST_SIZE, max(self.bound_bytes // 8, SMALLEST_SIZE))
         header = self.header(number)
         path, link = self.paths(f".{number}.rts")
-        return create_segment(path, link, max(size, needed + 4096 + len(header.resource)), header)
+        least = max(SMALLEST_SIZE, needed + 4096 + len(header.resource))
+        size = wanted = max(least, min(FIRST_SIZE << min(number, 8), LARGEST_SIZE, self.bound_bytes // 8))
+        while True:
+            try:
+                return create_segment(path, link, size, header)
+            except OSError as error:
+                if is_interrupt(error) or error.errno not in _NO_ROOM:
+                    raise
+                if size > least:
+                    size = max(least, size // 2)
+                elif path != link and is_local(self.place.directory):
+                    path, size = link, wanted  # a disk that may make us wait is better than losing spans
+                else:
+                    raise
+
+    def warn_of(self, error: OSError | ValueError) -> None:
+        """Warns that there is no room, or no directory, for the spool: once, whatever meets it first."""
+        _state.warn_once(
+            "spool-room",
+            "The spool in %s cannot be written (%s): spans are dropped and counted until it can.",
+            self.place.directory,
+            error,
+        )
 
     # -- called by the heartbeat, off the hot path --------------------------------------------------------------
 
@@ -180,23 +213,61 @@ class SpoolWriter:
         except (ValueError, IndexError):
             pass  # rolled or closed just now
 
-    def seal_full(self) -> None:
-        """Seals the segments that are full, then keeps the node inside its bound."""
-        while self._full:
-            self._seal(self._full.pop())
-            seal.enforce_bound(self.place, self.bound_bytes)
+    def seal_full(self, *, at_once: bool = False) -> None:
+        """Seals the segments that are full, then keeps the node inside its bound.
 
-    def _seal(self, segment: Segment) -> None:
-        end = segment.close()
+        Args:
+            at_once: Do not wait after a failure before trying again.
+        """
+        if not self._full or (monotonic() < self._seal_at and not at_once):
+            return
+        for _ in range(len(self._full)):
+            segment = self._take_full()
+            if segment is None:
+                break
+            if not self._seal(segment):
+                self._full.insert(0, segment)
+                self._seal_at = monotonic() + RETRY_S  # the next ones would meet the same
+                break
+        excess = seal.enforce_bound(self.place, self.bound_bytes)
+        while excess > 0 and (segment := self._take_full()) is not None:
+            excess -= seal.drop_unsealed(segment.path, segment.link)
+        self.beat()  # what was dropped goes into the header: this process may be killed before the next beat
+
+    def _take_full(self) -> Segment | None:
+        try:
+            return self._full.pop(0)
+        except IndexError:  # empty, or the closing thread has come between
+            return None
+
+    def _seal(self, segment: Segment) -> bool:
+        """Seals one segment. False if it has to be tried again; it stays readable where it is."""
+        end = segment.stop()
+        directory = self.place.directory
+        if not os.path.lexists(segment.link) and (segment.path == segment.link or not os.path.isdir(directory)):
+            # Somebody has deleted the run directory; nobody would ever look for the rest in the tmpfs.
+            seal.count_lost(_contents(segment, end))
+            segment.close()
+            seal.unlink(segment.path)
+            self.warn_of(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), segment.link))
+            return True
+        segment.close()
         try:
             seal.seal_file(segment.path, segment.link, end)
-        except (OSError, ValueError) as error:
-            _state.warn_once(
-                "spool-seal",
-                "Spool file %s stays where it is, unsealed but readable: %s",
-                segment.path,
-                error,
-            )
+        except OSError as error:
+            self.warn_of(error)
+            return False
+        except ValueError as error:
+            self.warn_of(error)
+        return True
+
+    def settle(self) -> None:
+        """Seals all but the current segment, before the last records say what was dropped in all."""
+        with self._lock:
+            prepared, self._next = self._next, None
+            if prepared is not None:
+                self._full.append(prepared)
+        self.seal_full(at_once=True)
 
     def close(self) -> None:
         """Places the close record and seals everything. Later records are refused."""
@@ -209,7 +280,20 @@ class SpoolWriter:
         if prepared is not None:
             self._full.append(prepared)
         self._full.append(last)
-        self.seal_full()
+        while (segment := self._take_full()) is not None:
+            self._seal(segment)
+
+
+def _contents(segment: Segment, end: int) -> bytes:
+    try:
+        return bytes(segment.buffer[:end])
+    except ValueError:  # a former try to seal it has closed the mapping
+        pass
+    try:
+        with open(segment.path, "rb") as file:
+            return file.read(end)
+    except OSError:
+        return b""
 
 
 def _nothing() -> None:

@@ -1,0 +1,1 @@
+"""Asynchronous GRPO on local Ray, traced from the driver to every actor: ``python -m examples.async_grpo``."""

@@ -1,0 +1,160 @@
+"""The collector: a Ray actor that keeps rollout batches coming while the driver trains.
+
+A collection loop starts one thread a rollout batch. Threads inherit no context from whoever starts them, so the
+collector takes its trace context once, at construction, and every thread it starts reattaches it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from examples.async_grpo.config import CALL_TIMEOUT_S, DemoConfig
+from examples.async_grpo.task import IntArray, sample_prompts, score
+from examples.async_grpo.trajectories import Generation, RolloutBatch
+from raytrace_rl import RLSpanGroup as G
+from raytrace_rl import TracedActor, accepts_trace_context, managed_span, traced, umbrella_span
+from raytrace_rl.context import TraceContext
+
+logger = logging.getLogger(__name__)
+
+#: Before the slot of a failed rollout is used again: with every worker gone the loop must not spin. Seconds.
+_FAILURE_PAUSE_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class CollectorReport:
+    """What the collector did, at its end.
+
+    Attributes:
+        started: Rollout batches started.
+        retried: Calls that a lost generation worker failed, made again on another.
+        failed: Rollout batches given up.
+        last_error: Why the last of them failed.
+    """
+
+    started: int
+    retried: int
+    failed: int
+    last_error: str | None
+
+
+@ray.remote
+class AsyncTrajectoryCollector(TracedActor):
+    """Generates, scores and stores rollout batches in threads of its own.
+
+    Args:
+        config: The run's settings.
+        generators: Handles of the generation workers.
+        buffer: Handle of the replay buffer.
+    """
+
+    def __init__(self, config: DemoConfig, generators: Sequence[Any], buffer: Any) -> None:
+        super().__init__(worker_group="collector")
+        # Outlives the call that constructs it: the driver creates the collector right under the job span.
+        self._trace_context = TraceContext.capture()
+        with umbrella_span(G.U_SETUP, "rl.setup.collector"):
+            self._config = config
+            self._generators = [traced(generator) for generator in generators]
+            self._buffer = traced(buffer)
+            self._rng = np.random.default_rng(config.seed)
+            self._free_slots = threading.Semaphore(config.max_inflight)
+            self._stopping = threading.Event()
+            self._lock = threading.Lock()
+            self._threads: list[threading.Thread] = []
+            self._started = self._retried = self._failed = 0
+            self._last_error: str | None = None
+
+    @accepts_trace_context
+    def start(self) -> None:
+        """Starts the collection loop."""
+        self._start_thread(self._collect, name="collection-loop")
+
+    @accepts_trace_context
+    def stop(self) -> CollectorReport:
+        """Starts no more rollouts, waits for those under way, and reports.
+
+        The replay buffer must have been closed, or a rollout may be waiting there for room.
+        """
+        self._stopping.set()
+        self._free_slots.release()  # the loop may be waiting for one
+        deadline = time.monotonic() + CALL_TIMEOUT_S / 4
+        while (threads := self._live_threads()) and (left := deadline - time.monotonic()) > 0:
+            threads[0].join(timeout=left)
+        return self.report()
+
+    def report(self) -> CollectorReport:
+        """Returns the counts so far."""
+        with self._lock:
+            return CollectorReport(self._started, self._retried, self._failed, self._last_error)
+
+    def _start_thread(self, target: Any, *args: Any, name: str) -> None:
+        thread = self._trace_context.thread(target, args=args, name=name, daemon=True)
+        thread.start()
+        with self._lock:
+            self._threads = [known for known in self._threads if known.is_alive()] + [thread]
+
+    def _live_threads(self) -> list[threading.Thread]:
+        with self._lock:
+            return [thread for thread in self._threads if thread.is_alive()]
+
+    def _collect(self) -> None:
+        """The collection loop: a new rollout thread whenever a slot is free."""
+        for batch_id in itertools.count():
+            with managed_span(G.EFFICIENCY, "rl.grpo.rollout_slot_wait", **{"rl.bucket": "idle"}):
+                self._free_slots.acquire()
+            if self._stopping.is_set():
+                return
+            with managed_span(G.DATA_PROCESSING, "rl.grpo.data_processing", **{"rl.batch_id": batch_id}):
+                prompts = sample_prompts(self._rng, self._config.num_prompts, self._config.prompt_length)
+            self._started += 1
+            self._start_thread(self._rollout, batch_id, prompts, name=f"rollout-{batch_id}")
+
+    def _rollout(self, batch_id: int, prompts: IntArray) -> None:
+        """One rollout batch from prompts to replay buffer, in a thread of its own."""
+        try:
+            with umbrella_span(G.U_ROLLOUT, "rl.grpo.rollout", **{"rl.batch_id": batch_id}):
+                generation = self._generate(batch_id, prompts)
+                with managed_span(G.REWARD, "rl.grpo.reward"):
+                    rewards = score(prompts, generation.responses)
+                batch = RolloutBatch(batch_id, prompts, generation, rewards)
+                with managed_span(G.EFFICIENCY, "rl.grpo.buffer_room_wait", **{"rl.bucket": "idle"}):
+                    ray.get(self._buffer.push.remote(batch), timeout=CALL_TIMEOUT_S)
+        except Exception as error:
+            # One batch less: the loop goes on, and a run that starves for good ends at the driver's own deadline.
+            if not self._stopping.is_set():
+                logger.warning("rollout batch %d failed: %s", batch_id, error)
+            with self._lock:
+                self._failed += 1
+                self._last_error = f"{type(error).__name__}: {error}"
+            self._stopping.wait(_FAILURE_PAUSE_S)
+        finally:
+            self._free_slots.release()
+
+    def _generate(self, batch_id: int, prompts: IntArray) -> Generation:
+        """Generates on the workers in turn; where one is lost, its neighbour takes the batch."""
+        workers = len(self._generators)
+        seed = self._config.seed * 1_000_003 + batch_id
+        for attempt in range(workers):
+            worker = self._generators[(batch_id + attempt) % workers]
+            call = worker.generate.remote(prompts, self._config.num_generations, seed)
+            try:
+                result: Generation = ray.get(call, timeout=CALL_TIMEOUT_S)
+            except (RayActorError, GetTimeoutError) as error:
+                logger.warning(
+                    "generation worker %d lost batch %d: %s", (batch_id + attempt) % workers, batch_id, error
+                )
+                with self._lock:
+                    self._retried += 1
+                continue
+            return result
+        raise RuntimeError(f"none of the {workers} generation workers answered")

@@ -1,0 +1,152 @@
+"""What `dispatch_with_trace_context` may be given, and whether the function behind it names the carrier.
+
+Ray is looked at from outside: nothing here imports it, and what it keeps private may be missing in another version; the
+call then goes out without a carrier.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from raytrace_rl import _carrier
+
+#: What ``.options()`` of an actor class and of a remote function return, and where ``remote`` has what is behind it.
+_OPTION_WRAPPERS: Final = {"ActorOptionWrapper": "actor_cls", "FuncWrapper": "func_cls"}
+
+
+class Target(NamedTuple):
+    """How to call what was given.
+
+    Attributes:
+        call: Takes the user's arguments.
+        names_carrier: The callee's signature names the carrier.
+        actor: The handle of an actor that the call goes to, if it does.
+        creates: The call returns the handle of a new actor.
+    """
+
+    call: Callable[..., Any]
+    names_carrier: bool
+    actor: Any = None
+    creates: bool = False
+
+
+def resolve(target: Any) -> Target | None:
+    """Returns how to call an actor's method, actor class or remote function, ``.options(...)`` included.
+
+    Returns:
+        None if ``target`` is none of these.
+    """
+    if "ray" not in sys.modules:
+        return None
+    inner = _behind(target)
+    if isinstance(inner, _class("ray.actor", "ActorMethod")):
+        actor = _actor_of(inner)
+        return Target(target.remote, _names(method_signature(actor, inner._method_name)), actor)
+    if isinstance(inner, _class("ray.actor", "ActorClass")):
+        signatures = inner.__ray_metadata__.method_meta.signatures
+        return Target(target.remote, _names(signatures.get("__init__")), creates=True)
+    if isinstance(inner, _class("ray.remote_function", "RemoteFunction")):
+        signature = inner._function_signature or inspect.signature(inner._function)
+        return Target(target.remote, _names(signature))
+    client = "ray.util.client.common"
+    if isinstance(inner, _class(client, "ClientRemoteMethod")):
+        return Target(target.remote, _names(inner._signature), inner._actor_handle)
+    if isinstance(inner, _class(client, "ClientActorClass")):
+        return Target(target.remote, _names(inner._init_signature), creates=True)
+    if isinstance(inner, _class(client, "ClientRemoteFunc")):
+        return Target(target.remote, _names(inner._signature))
+    return None
+
+
+def plain_call(target: Any) -> Callable[..., Any]:
+    """Returns what calls ``target`` as if we were not here."""
+    remote = getattr(target, "remote", None)
+    call: Callable[..., Any] = remote if callable(remote) else target
+    return call
+
+
+def is_actor(target: Any) -> bool:
+    """True for the handle of an actor, Ray Client's included."""
+    return hasattr(target, "_ray_method_signatures") or isinstance(
+        target, _class("ray.util.client.common", "ClientActorHandle")
+    )
+
+
+def method_signature(actor: Any, method: str) -> Any:
+    """Returns the parameters of an actor's method, from the table in its handle; None if it is not there."""
+    table = getattr(actor, "_ray_method_signatures", None)
+    if table is None:
+        table = getattr(actor, "_method_signatures", None)  # a Ray Client handle
+    return table.get(method) if table else None
+
+
+def _class(module: str, name: str) -> Any:
+    """Returns a class of Ray's if its module is loaded, else what nothing is an instance of."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def _actor_of(method: Any) -> Any:
+    """Returns the handle that an ``ActorMethod`` belongs to; earlier versions of Ray hold it weakly."""
+    actor = getattr(method, "_actor", None)
+    return method._actor_ref() if actor is None else actor
+
+
+def _behind(target: Any) -> Any:
+    """Returns what an object that ``.options()`` returned stands for; ``target`` itself if it is none."""
+    if isinstance(target, _class("ray.actor", "_ActorMethodOptionsWrapper")):
+        return target._actor_method
+    if isinstance(target, _class("ray.util.client.common", "OptionWrapper")):
+        return target._remote_stub
+    if type(target).__name__ in _OPTION_WRAPPERS:  # classes of Ray's inside its functions, hence without a path
+        remote = target.remote.__func__
+        cells = dict(zip(remote.__code__.co_freevars, remote.__closure__, strict=True))
+        return cells[_OPTION_WRAPPERS[type(target).__name__]].cell_contents
+    return target
+
+
+def _names(parameters: Iterable[Any] | inspect.Signature | None) -> bool:
+    """True if one of ``parameters`` is the carrier: a ``**kwargs`` would swallow it into the user's data."""
+    if parameters is None:
+        return False
+    if isinstance(parameters, inspect.Signature):
+        parameters = parameters.parameters.values()
+    return any(parameter.name == _carrier.KEYWORD for parameter in parameters)
+
+
+# ------------------------------------------------------------------------------------------------------ worker groups
+
+
+def is_group(target: Any) -> bool:
+    """True for a worker group: an object with the handles of its workers under ``workers``."""
+    workers = getattr(target, "workers", None)
+    return isinstance(workers, (list, tuple)) and bool(workers) and all(map(is_actor, workers))
+
+
+def group_workers(target: Any) -> list[Any] | None:
+    """Returns the worker handles behind a bound method of a worker group; None if ``target`` is no such method."""
+    if not inspect.ismethod(target) or not is_group(target.__self__):
+        return None
+    return list(target.__self__.workers)  # type: ignore[attr-defined]
+
+
+def workers_name_carrier(workers: list[Any], method: str) -> bool:
+    """True if ``method`` names the carrier on every worker. Workers of one class share one table, asked once."""
+    tables = {id(getattr(worker, "_ray_method_signatures", worker)): worker for worker in workers}
+    return all(_names(method_signature(worker, method)) for worker in tables.values())
+
+
+def with_group_carrier(target: Any, kwargs: dict[str, Any], carrier: dict[str, str]) -> dict[str, Any]:
+    """Returns the keywords of a group call with the carrier in the slot that reaches every worker as it is.
+
+    NeMo-RL's sharded and multiple-data calls slice plain keywords per worker and broadcast ``common_kwargs``; its
+    single-data calls broadcast plain keywords. A method with room for neither is called without a carrier.
+    """
+    parameters = inspect.signature(target).parameters
+    if "common_kwargs" in parameters:
+        return {**kwargs, "common_kwargs": {_carrier.KEYWORD: carrier, **(kwargs.get("common_kwargs") or {})}}
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {_carrier.KEYWORD: carrier, **kwargs}
+    return kwargs
