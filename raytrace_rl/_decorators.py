@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import Context, copy_context
 from typing import Any, ParamSpec, TypeVar
@@ -28,7 +27,7 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
     if inspect.isasyncgenfunction(fn):
 
         async def asyncgen(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            span = context = None
+            span = context = failure = None
             if group in _state.enabled:
                 span, context = make(), copy_context()
                 context.run(span.__enter__)
@@ -50,9 +49,12 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
                         step = steps.athrow(error)
                     else:
                         step = steps.asend(sent)
+            except BaseException as error:
+                failure = error
+                raise
             finally:
                 if span is not None and context is not None:
-                    _leave(context, span)
+                    _leave(context, span, failure)
 
         wrapper = asyncgen
     elif inspect.isgeneratorfunction(fn):
@@ -63,10 +65,14 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
             span = make()
             context = copy_context()
             context.run(span.__enter__)
+            failure = None
             try:
                 return (yield from _invocation.drive(context, context.run(fn, *args, **kwargs)))
+            except BaseException as error:
+                failure = error
+                raise
             finally:
-                _leave(context, span)
+                _leave(context, span, failure)
 
         wrapper = generator
     elif inspect.iscoroutinefunction(fn):
@@ -91,7 +97,9 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
     return wrapped
 
 
-def _leave(context: Context, span: ManagedSpan) -> None:
-    """Ends the span where it began, with the exception that is on its way out, if any."""
-    kind, error, traceback = sys.exc_info()
-    context.run(span.__exit__, kind, error, traceback)
+def _leave(context: Context, span: ManagedSpan, error: BaseException | None) -> None:
+    """Ends the span where it began, with the exception that is on its way out, if any.
+
+    Not `sys.exc_info`: inside a generator that also knows the exception which its consumer is handling.
+    """
+    context.run(span.__exit__, type(error) if error is not None else None, error, None)

@@ -47,7 +47,7 @@ class Process:
     """
 
     def __init__(self, config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> None:
-        """Opens the spool; where that fails, warns, and drops and counts. Opens the gates last."""
+        """Opens the spool; where that fails, warns, and drops and counts. The gates stay as they are."""
         self.config = config
         self.resource: dict[str, AttributeValue] = dict(resource)
         self.exporting = False
@@ -90,7 +90,6 @@ class Process:
         _state.epoch += 1
         _state.open_spans = {}
         _state.pid = os.getpid()
-        _state.tracing = config.traces_enabled
         if self._heartbeat is not None:
             try:
                 self._heartbeat.start()
@@ -203,7 +202,6 @@ class _ForkedSink:
         global current
         with self._lock:
             if _state.writer is self:
-                tracing = _state.tracing
                 resource = {
                     **self.parent.resource,
                     semconv.RL_ROLE: semconv.ROLE_WORKER,  # a run has one driver, whoever forks from it
@@ -216,7 +214,7 @@ class _ForkedSink:
                 if _state.handle is not None:
                     _state.handle.moved_to(current)
                 # Spans that this child has begun already are of the epoch that the fork began.
-                _state.open_spans, _state.epoch, _state.tracing = open_spans, epoch, tracing
+                _state.open_spans, _state.epoch = open_spans, epoch
         writer: Sink | None = _state.writer
         return writer if writer is not self else None
 

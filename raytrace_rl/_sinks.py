@@ -70,7 +70,10 @@ class ConsoleSink:
     def _print(span: _decode.Span) -> None:
         shown = " ".join(f"{key}={value!r}" for key, value in span.attributes.items() if not key.startswith("thread."))
         seconds = (span.end_ns - span.start_ns) / 1e9
-        print(f"[{span.trace_id.hex()[:8]}] {span.name} {seconds:.6f}s {shown}", file=sys.stderr)
+        stream = sys.stderr
+        if stream is None:  # print() would take standard output instead
+            raise OSError("there is no standard error")
+        print(f"[{span.trace_id.hex()[:8]}] {span.name} {seconds:.6f}s {shown}", file=stream)
 
     def append(self, kind: int, payload: bytes) -> bool:
         """Prints the span in ``payload``."""

@@ -6,79 +6,62 @@ thread) is encoded once at the start, where it doubles as the span's entry in th
 
 from __future__ import annotations
 
-import threading
-import traceback
-from collections.abc import Mapping
-from contextvars import ContextVar, Token
-from struct import Struct
+from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Final
 from zlib import crc32
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    Link,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 
 from raytrace_rl import _encode, _ids, _scopes, _state
 from raytrace_rl._clock import OFFSET_NS
+from raytrace_rl._head import (
+    AT_START,
+    BUCKET_KEY,
+    GROUP_KEY,
+    IN_HEAD,
+    ITERATION_KEY,
+    NO_BUCKET,
+    QUEUED_KEY,
+    THREAD_ID_KEY,
+    THREAD_NAME_KEY,
+    TRUNCATED_KEY,
+    Trace,
+    adopt,
+    cached_static,
+    child_head,
+    scope_chunk,
+    static,
+    threads,
+)
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl._registry import bucket_value, default_bucket
+from raytrace_rl._otel_context import SPAN_KEY, otel_var
+from raytrace_rl._registry import bucket_value
+from raytrace_rl._span_api import Rare, SpanApi
 from raytrace_rl.spool.format import MAX_PAYLOAD, RECORD_HEADER, SYNC, Kind
 from raytrace_rl.spool.opentable import FREE, LENGTHS, MAX_HEAD
+
+__all__ = ["SPAN_KEY", "ManagedSpan", "RecordingSpan", "otel_var"]
 
 _getrandbits: Final = _ids.getrandbits
 _join: Final = b"".join
 _pack: Final = RECORD_HEADER.pack
 _SPAN: Final = int(Kind.SPAN)
-_fixed32: Final = Struct("<I").pack
-
-#: The key of the current span in an OTel context, found through the public API.
-SPAN_KEY: Final[str] = next(iter(trace.set_span_in_context(trace.INVALID_SPAN, Context())))
-
-# trace.proto SpanFlags: bits 0-7 are the W3C trace flags; then "is_remote is known" and "the parent is remote".
 #: Room for the counts, and the instrumentation scope, that come on top of an oversized span cut to fit.
 _ENVELOPE: Final = 4096
-_FLAGS_TAG: Final = b"\x85\x01"
-_HAS_IS_REMOTE: Final = 0x100
-_IS_REMOTE: Final = 0x200
-_SAMPLED: Final = 1
 #: An alarm that goes off again and again may cut each try to end a span short.
 _SALVAGE_TRIES: Final = 32
 
-GROUP_KEY: Final = "rl.span_group"
-BUCKET_KEY: Final = "rl.bucket"
-ITERATION_KEY: Final = "rl.iteration"
-QUEUED_KEY: Final = "rl.queued_ns"
-TRUNCATED_KEY: Final = "rl.truncated"
-THREAD_ID_KEY: Final = "thread.id"
-THREAD_NAME_KEY: Final = "thread.name"
-#: Keys that the head of a span already holds: given by hand, they replace what the head would say (OTLP: attribute keys
-#: are unique).
-_IN_HEAD: Final = frozenset({GROUP_KEY, BUCKET_KEY, ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY})
-
-
-class _RuntimeContextVar:
-    """OTel's runtime context behind the three methods of a ContextVar, where it is none (OTEL_PYTHON_CONTEXT)."""
-
-    def get(self) -> Context:
-        return otel_context.get_current()
-
-    def set(self, value: Context) -> Any:
-        return otel_context.attach(value)
-
-    def reset(self, token: Any) -> None:
-        otel_context.detach(token)
-
-
-def _find_otel_var() -> Any:
-    var = getattr(getattr(otel_context, "_RUNTIME_CONTEXT", None), "_current_context", None)
-    return var if isinstance(var, ContextVar) else _RuntimeContextVar()
-
-
-#: The variable that holds OTel's current context: reading and setting it directly halves the cost of a span.
-otel_var: Final[ContextVar[Context]] = _find_otel_var()
 _otel_get: Final = otel_var.get
 _otel_set: Final = otel_var.set
 _otel_reset: Final = otel_var.reset
@@ -86,132 +69,7 @@ _scopes_get: Final = _scopes.var.get
 _set_item: Final = dict.__setitem__
 
 
-class ThreadInfo:
-    """A thread as its spans know it: ``ident`` and the encoded ``thread.id`` and ``thread.name`` attributes."""
-
-    __slots__ = ("chunk", "id_chunk", "ident", "name_chunk")
-
-    def __init__(self) -> None:
-        self.ident = threading.get_ident()
-        self.id_chunk = _encode.key_value(_encode.SPAN_ATTRIBUTE, THREAD_ID_KEY, self.ident)
-        name = threading.current_thread().name
-        self.name_chunk = _encode.key_value(_encode.SPAN_ATTRIBUTE, THREAD_NAME_KEY, name) if name else b""
-        self.chunk = self.id_chunk + self.name_chunk
-
-
-class _Threads(threading.local):
-    def __init__(self) -> None:
-        self.info = ThreadInfo()
-
-
-_threads: Final = _Threads()
-
-
-class Trace:
-    """What all spans of one trace in this process share: its id, flags and state, and their encoded form."""
-
-    __slots__ = ("flags", "head", "id", "state")
-
-    def __init__(self, trace_id: bytes, flags: int, state: TraceState) -> None:
-        self.id = trace_id
-        self.flags = flags
-        self.state = state
-        head = b"\x0a\x10" + trace_id
-        if state:
-            head += _encode.delimited(b"\x1a", _encode.text(state.to_header(), 4096))
-        self.head = head
-
-
-def _child_head(trace_: Trace, span_id: bytes, remote: bool) -> bytes:
-    flags = trace_.flags | _HAS_IS_REMOTE | (_IS_REMOTE if remote else 0)
-    return trace_.head + b'"\x08' + span_id + _FLAGS_TAG + _fixed32(flags)
-
-
-def _adopt(parent: trace.Span | None) -> tuple[Trace, bytes]:
-    """Returns the trace and the encoded parentage for a child of ``parent``: foreign, remote, or none (a root)."""
-    if isinstance(parent, RecordingSpan):
-        return parent.trace, parent.child_head or parent.make_child_head()
-    context = parent.get_span_context() if parent is not None else None
-    if context is None or not context.is_valid:
-        new = Trace(_ids.new_trace_id(), _SAMPLED, TraceState())
-        return new, new.head + _FLAGS_TAG + _fixed32(_SAMPLED | _HAS_IS_REMOTE)
-    own = Trace(context.trace_id.to_bytes(16, "big"), int(context.trace_flags) & 0xFF, context.trace_state)
-    return own, _child_head(own, context.span_id.to_bytes(8, "big"), context.is_remote)
-
-
-def _static(group: str | None, name: str, bucket: str | None, *, explicit: bool = False, kind: int = 1) -> bytes:
-    """Returns the encoded name, kind, group and bucket of spans of ``group``; ``bucket`` is the scope's or explicit."""
-    own = default_bucket(group)
-    chosen = bucket if bucket is not None and (explicit or own is not None) else own
-    parts = [_encode.delimited(b"\x2a", _encode.text(name, _encode.value_length_limit)), b"\x30", _encode.varint(kind)]
-    if group is not None:
-        parts.append(_encode.key_value(_encode.SPAN_ATTRIBUTE, GROUP_KEY, group))
-    if chosen is not None:
-        parts.append(_encode.key_value(_encode.SPAN_ATTRIBUTE, BUCKET_KEY, chosen))
-    return _join(parts)
-
-
-def _cached_static(key: tuple[str | None, str, str | None]) -> bytes:
-    encoded = _static(*key)
-    cache = _state.static_cache
-    if len(cache) >= 4096:  # names made per request would otherwise grow it without end
-        cache.clear()
-    cache[key] = encoded
-    return encoded
-
-
-def _scope_chunk(scopes: _scopes.Scopes, without: frozenset[str] = frozenset()) -> bytes:
-    """Returns the encoded attributes that ``scopes`` puts on every span, but for the keys ``without``."""
-    parts: list[bytes] = []
-    shared = {key: value for key, value in scopes.attributes if key not in without}
-    if scopes.iteration is not None and ITERATION_KEY not in without:
-        shared[ITERATION_KEY] = scopes.iteration
-    _encode.span_attributes(shared, parts)
-    return _join(parts)
-
-
-class _Rare:
-    """What few spans have: events, links, a status, a kind, keys of the head given by hand."""
-
-    __slots__ = (
-        "bucket",
-        "dropped_attributes",
-        "dropped_events",
-        "dropped_links",
-        "events",
-        "extra",
-        "fixed",
-        "group",
-        "kind",
-        "links",
-        "message",
-        "status",
-    )
-
-    def __init__(self) -> None:
-        self.extra: list[bytes] = []
-        self.events = self.links = 0
-        self.dropped_events = self.dropped_links = 0
-        self.status = 0
-        self.message = ""
-        self.kind = 1
-        self.bucket: str | None = None
-        self.group: str | None = None
-        #: Iteration, queueing delay and thread as given by hand, or taken from the dispatched call.
-        self.fixed: dict[str, Any] = {}
-        self.dropped_attributes = 0
-
-    def counts(self) -> bytes:
-        """Returns the encoded counts of events and links that the span's limits cost it."""
-        encoded = b""
-        if self.dropped_events:
-            encoded = b"\x60" + _encode.varint(self.dropped_events)
-        if self.dropped_links:
-            encoded += b"\x70" + _encode.varint(self.dropped_links)
-        return encoded
-
-
-class RecordingSpan(trace.Span):
+class RecordingSpan(SpanApi):
     """A span of this library: an OTel API span whose record is in the mapped file when it has ended.
 
     Not started by construction but by `begin` (or, as a `ManagedSpan`, by ``with``).
@@ -253,7 +111,7 @@ class RecordingSpan(trace.Span):
         self.attributes = attributes
         self.trace: Trace
         self.span_id: bytes
-        self._rare: _Rare | None = None
+        self._rare: Rare | None = None
         self._placed = False
 
     # -- start --------------------------------------------------------------------------------------------------
@@ -261,35 +119,35 @@ class RecordingSpan(trace.Span):
     def begin(self, context: Context, start_ns: int | None = None) -> None:
         """Starts the span as a child of whatever span ``context`` holds."""
         parent: Any = context.get(SPAN_KEY)
-        if parent.__class__ is ManagedSpan:
+        if parent.__class__ is ManagedSpan or isinstance(parent, RecordingSpan):  # the first for speed
             self.trace = parent.trace
             parent_head = parent.child_head or parent.make_child_head()
         else:
-            self.trace, parent_head = _adopt(parent)
+            self.trace, parent_head = adopt(parent)
         self._parent_head = parent_head
         self.span_id = span_id = (_getrandbits(64) or 1).to_bytes(8, "big")
         self._scopes = scopes = _scopes_get()
-        self._thread = thread = _threads.info
+        self._thread = thread = threads.info
         self.child_head: bytes | None = None
         self.version = 0
         self._epoch = _state.epoch
         attributes = self.attributes
-        if self._rare is not None or (attributes and not _IN_HEAD.isdisjoint(attributes)):
+        if self._rare is not None or (attributes and not AT_START.isdisjoint(attributes)):
             tail = self._slow_tail(scopes)
         elif scopes is None:
             key = (self.group, self.name, None)
-            tail = (_state.static_cache.get(key) or _cached_static(key)) + thread.chunk
+            tail = (_state.static_cache.get(key) or cached_static(key)) + thread.chunk
         elif scopes.queued:
             tail = self._slow_tail(scopes)
         else:
             scoped = (self.group, self.name, scopes.bucket)
-            static = _state.static_cache.get(scoped) or _cached_static(scoped)
+            named = _state.static_cache.get(scoped) or cached_static(scoped)
             chunk = scopes.chunk
             if chunk is None:
-                chunk = scopes.chunk = _scope_chunk(scopes)
+                chunk = scopes.chunk = scope_chunk(scopes)
             if scopes.attributes and attributes and not attributes.keys().isdisjoint(dict(scopes.attributes)):
-                chunk = _scope_chunk(scopes, frozenset(attributes))
-            tail = static + chunk + thread.chunk
+                chunk = scope_chunk(scopes, frozenset(attributes))
+            tail = named + chunk + thread.chunk
         self.start_ns = start = monotonic_ns() + OFFSET_NS if start_ns is None else start_ns
         head = _join((parent_head, b"\x12\x08", span_id, b"9", start.to_bytes(8, "little"), tail))
         self._head = head
@@ -310,12 +168,17 @@ class RecordingSpan(trace.Span):
         """Encodes what follows the start time, where a cached form will not do."""
         rare = self._rare
         if rare is None:
-            rare = self._rare = _Rare()
+            rare = self._rare = Rare()
         attributes = self.attributes
         if BUCKET_KEY in attributes:
-            rare.bucket = bucket_value(attributes.pop(BUCKET_KEY))
+            given = attributes.pop(BUCKET_KEY)
+            rare.bucket = "" if given is NO_BUCKET else bucket_value(given)
         if GROUP_KEY in attributes:
             rare.group = str(attributes.pop(GROUP_KEY))
+        if isinstance(attributes.get("kind"), SpanKind):
+            self.set_kind(attributes.pop("kind"))
+        if "links" in attributes:
+            self._take_links()
         fixed = rare.fixed
         for key in (ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY):
             if key in attributes and (value := attributes.pop(key)) is not None:
@@ -326,20 +189,31 @@ class RecordingSpan(trace.Span):
                 fixed[QUEUED_KEY] = queued_ns
         group = rare.group if rare.group is not None else self.group
         if rare.bucket is not None:
-            parts = [_static(group, self.name, rare.bucket, explicit=True, kind=rare.kind)]
+            parts = [static(group, self.name, rare.bucket, explicit=True, kind=rare.kind)]
         else:
-            parts = [_static(group, self.name, scopes.bucket if scopes is not None else None, kind=rare.kind)]
+            parts = [static(group, self.name, scopes.bucket if scopes is not None else None, kind=rare.kind)]
         for key, value in list(fixed.items()):
             if _encode.span_attributes({key: value}, parts):
                 rare.dropped_attributes += 1
                 del fixed[key]  # counted; the next rebuild need not try again
         if scopes is not None:
-            parts.append(_scope_chunk(scopes, frozenset(fixed) | frozenset(attributes)))
+            parts.append(scope_chunk(scopes, frozenset(fixed) | frozenset(attributes)))
         if THREAD_ID_KEY not in fixed:
             parts.append(self._thread.id_chunk)
         if THREAD_NAME_KEY not in fixed:
             parts.append(self._thread.name_chunk)
         return _join(parts)
+
+    def _take_links(self) -> None:
+        """Makes links of a ``links`` attribute that holds Links or SpanContexts; anything else stays an attribute."""
+        links = self.attributes["links"]
+        if isinstance(links, (list, tuple)) and all(isinstance(link, (Link, SpanContext)) for link in links):
+            del self.attributes["links"]
+            for link in links:
+                if isinstance(link, SpanContext):
+                    self.add_link(link)
+                else:
+                    self.add_link(link.context, link.attributes)
 
     def _rebuild_head(self) -> None:
         """Encodes the head anew after a change to what it holds (name, group, bucket, iteration)."""
@@ -349,7 +223,7 @@ class RecordingSpan(trace.Span):
 
     def make_child_head(self) -> bytes:
         """Encodes, once, the parentage that all children of this span share."""
-        self.child_head = head = _child_head(self.trace, self.span_id, remote=False)
+        self.child_head = head = child_head(self.trace, self.span_id, remote=False)
         return head
 
     # -- end ----------------------------------------------------------------------------------------------------
@@ -369,7 +243,7 @@ class RecordingSpan(trace.Span):
             scopes = self._scopes
             if (
                 len(attributes) > _encode.attribute_count_limit
-                or not _IN_HEAD.isdisjoint(attributes)
+                or not IN_HEAD.isdisjoint(attributes)
                 or (scopes is not None and not attributes.keys().isdisjoint(dict(scopes.attributes)))
             ):
                 self._tidy()
@@ -377,7 +251,7 @@ class RecordingSpan(trace.Span):
                 parts[0] = self._head
             lost = _encode.span_attributes(attributes, parts)
             if lost and rare is None:
-                rare = self._rare = _Rare()
+                rare = self._rare = Rare()
         if rare is not None:
             parts.append(_encode.status(rare.status, rare.message))
             parts.append(rare.counts())
@@ -433,7 +307,7 @@ class RecordingSpan(trace.Span):
             for key in list(attributes)[-excess:]:
                 del attributes[key]
             if self._rare is None:
-                self._rare = _Rare()
+                self._rare = Rare()
             self._rare.dropped_attributes += excess
             _state.count_drop("attributes", excess)
 
@@ -482,7 +356,7 @@ class RecordingSpan(trace.Span):
     def open_payload(self) -> bytes:
         """Returns the OTLP ``Span`` as far as it is known, without an end time."""
         parts = [self._head]
-        given = {key: value for key, value in dict(self.attributes).items() if key not in _IN_HEAD}
+        given = {key: value for key, value in dict(self.attributes).items() if key not in IN_HEAD}
         _encode.span_attributes(given, parts, counted=False)  # what is lost is counted once, at the span's end
         return _join(parts)
 
@@ -523,155 +397,6 @@ class RecordingSpan(trace.Span):
                 trace_state=own.state,
             )
             return self._context
-
-    # -- the rest of the OTel span API ------------------------------------------------------------------------------
-
-    def _make_rare(self) -> _Rare:
-        if self._rare is None:
-            self._rare = _Rare()
-        return self._rare
-
-    def _refuse(self, method: str, error: Exception) -> None:
-        """Counts a call that could not be carried out; OTel's API never raises at its user."""
-        if is_interrupt(error):
-            raise error
-        _state.count_drop("attributes")
-        _state.warn_once(f"span-api:{method}", "%s() of span %r is ignored: %r", method, self.name, error)
-
-    def is_recording(self) -> bool:
-        """True until it has ended."""
-        return not self._placed
-
-    def set_attribute(self, key: str, value: Any) -> None:
-        """Sets one attribute; None leaves things as they are, an ended span does too."""
-        if value is not None and not self._placed:
-            try:
-                self.attributes[key] = value
-                self.version += 1
-            except Exception as error:  # a key that cannot be hashed
-                self._refuse("set_attribute", error)
-
-    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Sets several attributes."""
-        try:
-            items = dict(attributes).items()
-        except Exception as error:
-            self._refuse("set_attributes", error)
-            return
-        for key, value in items:
-            self.set_attribute(key, value)
-
-    def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
-        """Adds an event; ``timestamp`` is in ns since the epoch, now by default."""
-        if self._placed:
-            return
-        rare = self._make_rare()
-        if rare.events >= _encode.event_count_limit:
-            rare.dropped_events += 1
-            _state.count_drop("attributes")
-            return
-        try:
-            when = monotonic_ns() + OFFSET_NS if timestamp is None else timestamp
-            rare.extra.append(_encode.event(str(name), when, attributes))
-            rare.events += 1
-        except Exception as error:
-            self._refuse("add_event", error)
-
-    def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        """Adds a link to another span."""
-        if self._placed:
-            return
-        try:
-            if not context.is_valid:
-                return
-            rare = self._make_rare()
-            if rare.links >= _encode.link_count_limit:
-                rare.dropped_links += 1
-                _state.count_drop("attributes")
-                return
-            flags = (int(context.trace_flags) & 0xFF) | _HAS_IS_REMOTE | (_IS_REMOTE if context.is_remote else 0)
-            encoded = _encode.link(
-                context.trace_id.to_bytes(16, "big"),
-                context.span_id.to_bytes(8, "big"),
-                context.trace_state.to_header() if context.trace_state else "",
-                attributes,
-                flags,
-            )
-            rare.extra.append(encoded)
-            rare.links += 1
-        except Exception as error:
-            self._refuse("add_link", error)
-
-    def set_kind(self, kind: SpanKind) -> None:
-        """Sets the span kind, before the span starts."""
-        self._make_rare().kind = kind.value + 1  # OTLP counts from UNSPECIFIED
-
-    def update_name(self, name: str) -> None:
-        """Renames the span."""
-        if not self._placed:
-            try:
-                self.name = str(name)
-                self._rebuild_head()
-                self.version += 1
-            except Exception as error:
-                self._refuse("update_name", error)
-
-    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        """Sets the status. OK is final; UNSET is ignored (OTel trace API, "Set Status")."""
-        if isinstance(status, Status):
-            code, message = status.status_code.value, status.description
-        elif isinstance(status, StatusCode):
-            code, message = status.value, description
-        else:
-            self._refuse("set_status", TypeError(f"{type(status).__name__} is no status"))  # type: ignore[unreachable]
-            return
-        rare = self._make_rare()
-        if not self._placed and code and rare.status != StatusCode.OK.value:
-            rare.status = code
-            rare.message = str(message or "") if code == StatusCode.ERROR.value else ""
-
-    def record_exception(
-        self,
-        exception: BaseException,
-        attributes: Mapping[str, Any] | None = None,
-        timestamp: int | None = None,
-        escaped: bool = False,
-    ) -> None:
-        """Adds an ``exception`` event (OTel semantic conventions: type, message, stack trace)."""
-        if self._placed:
-            return
-        kind = type(exception)
-        name = (
-            kind.__qualname__
-            if kind.__module__ in ("builtins", "__main__")
-            else f"{kind.__module__}.{kind.__qualname__}"
-        )
-        try:
-            described = {
-                "exception.type": name,
-                "exception.message": _message(exception),
-                "exception.stacktrace": _stack(exception),
-                "exception.escaped": str(escaped),
-                **(attributes or {}),
-            }
-            when = monotonic_ns() + OFFSET_NS if timestamp is None else timestamp
-            # Exception texts are the user's own and pass unredacted; see docs/reliability.md.
-            self._make_rare().extra.append(_encode.event("exception", when, described))
-        except Exception as error:
-            self._refuse("record_exception", error)
-
-    def fail(self, exception: BaseException, when_ns: int | None = None) -> None:
-        """Records an exception that left the span's body: event and ERROR status. A clean exit is no error.
-
-        Args:
-            exception: The exception.
-            when_ns: When it did, ns since the epoch, so that the event does not lie behind the span's end; else now.
-        """
-        if isinstance(exception, GeneratorExit) or (isinstance(exception, SystemExit) and not exception.code):
-            return
-        # The status first: a signal handler may raise while the stack is being written down.
-        self.set_status(StatusCode.ERROR, f"{type(exception).__name__}: {_message(exception)}")
-        self.record_exception(exception, timestamp=when_ns, escaped=True)
 
     def end(self, end_time: int | None = None) -> None:
         """Ends the span, now or at ``end_time`` (ns since the epoch). Once; later calls do nothing."""
@@ -782,21 +507,3 @@ class ManagedSpan(RecordingSpan):
             for span in inner:
                 span.set_status(StatusCode.ERROR, "interrupted")
                 span._finish(end_ns)
-
-
-def _message(exception: BaseException) -> str:
-    try:
-        return str(exception)[: _encode.MAX_EXCEPTION_MESSAGE]
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        return f"<{type(exception).__name__}: str() failed>"
-
-
-def _stack(exception: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(type(exception), exception, exception.__traceback__, limit=64))
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        return ""

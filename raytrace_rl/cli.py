@@ -1,4 +1,4 @@
-"""The command line: ``raytrace-rl report`` and ``raytrace-rl export``. One function a subcommand.
+"""The command line: ``raytrace-rl report``, ``export`` and ``lint``. One function a subcommand.
 
 Exit codes: 0 fine, 1 findings (subcommands that look for them), 2 usage or unreadable input, with one line that says
 why on stderr.
@@ -20,6 +20,7 @@ from raytrace_rl.monitor.model import Run, UnreadableRunError
 from raytrace_rl.monitor.report import report, text
 
 OK: Final = 0
+FINDINGS: Final = 1
 UNUSABLE: Final = 2
 
 _RUN_HELP: Final = "run directory, or OTLP traces file (JSON lines or protobuf)"
@@ -78,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--format", required=True, choices=FORMATS, help="form of the file")
     command.add_argument("--out", required=True, metavar="PATH", help="file to write, - for standard output")
     command.set_defaults(run_subcommand=_export)
+
+    command = commands.add_parser("lint", help="wiring and naming mistakes in a source tree")
+    command.add_argument("PATH", nargs="+", help="Python file, or directory of them")
+    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.set_defaults(run_subcommand=_lint)
     return parser
 
 
@@ -121,6 +127,22 @@ def _export(options: argparse.Namespace) -> int:
         raise
     print(f"{written} spans written to {options.out}", file=sys.stderr)
     return OK
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from raytrace_rl.lint import UnreadablePathError, lint
+
+    try:
+        found = lint(options.PATH)
+    except UnreadablePathError as error:
+        raise _UsageError(str(error)) from None
+    if options.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        for finding in found.findings:
+            print(finding)
+        print(found.summary, file=sys.stderr)
+    return FINDINGS if found.errors else OK
 
 
 if __name__ == "__main__":

@@ -279,7 +279,10 @@ def _start(
     handle = TelemetryHandle(process, role)
     _state.handle = handle
     if config.traces_enabled:
+        # Last of all, and the gate of carriers behind that of spans: a call that arrives meanwhile on another thread
+        # waits for this start instead of running without spans.
         span_groups.apply_spec(config.span_groups)
+        _state.tracing = True
     return handle
 
 

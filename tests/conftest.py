@@ -45,8 +45,12 @@ def _clean_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _clean_state(_clean_environment: None) -> Iterator[None]:
-    """Shuts telemetry down that a test left running and forgets what was counted and warned about."""
+    """Shuts telemetry down that a test left running and forgets what was counted, warned about or left current."""
     yield
+    if (context := sys.modules.get("raytrace_rl._otel_context")) is not None:
+        context.otel_var.set(context.Context())
+    if (scopes := sys.modules.get("raytrace_rl._scopes")) is not None:
+        scopes.var.set(None)
     # Through sys.modules: a test that never imported them must not pay for them.
     if (setup := sys.modules.get("raytrace_rl.setup")) is not None and setup.get_telemetry_handle() is not None:
         setup.shutdown_telemetry()

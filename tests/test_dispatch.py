@@ -458,15 +458,17 @@ def test_an_async_generator_that_is_given_up_ends_inside_its_context(how, caplog
     aechoed.clear()
     caplog.set_level(logging.DEBUG)
 
-    async def consume(run: Any) -> None:
+    async def consume(run: Any, begun: asyncio.Event) -> None:
         async for _ in run:
+            begun.set()
             await asyncio.get_running_loop().create_future()
 
     async def main() -> None:
         run: Any = carried(aecho, 3)
         if how == "cancel":
-            task = asyncio.create_task(consume(run))
-            await asyncio.sleep(0.01)
+            begun = asyncio.Event()
+            task = asyncio.create_task(consume(run, begun))
+            await begun.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -480,7 +482,9 @@ def test_an_async_generator_that_is_given_up_ends_inside_its_context(how, caplog
                     await run.athrow(OSError("thrown in"))
         del run
         gc.collect()
-        await asyncio.sleep(0.01)
+        for _ in range(100):  # a dropped one is closed by the loop, in a task of its own
+            if not aechoed:
+                await asyncio.sleep(0)
         assert_clean()
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from running import Telemetry, attributes, running
 
-from raytrace_rl import _clock, _encode, _scopes, _span, _state, setup
+from raytrace_rl import _clock, _encode, _head, _scopes, _span, _state, setup
 from raytrace_rl._span import ManagedSpan, RecordingSpan
 from raytrace_rl.instrumentation import iteration_scope, managed_span, span_cm, umbrella_span
 from raytrace_rl.spool.format import MAX_PAYLOAD
@@ -151,7 +151,7 @@ def test_span_context_is_what_propagators_read(telemetry: Telemetry):
 @settings(max_examples=60)
 def test_names_are_any_text(name: str):
     """A name with a surrogate, a NUL or nothing in it breaks the span, or every span after it."""
-    parts = _span._static(None, name, None)
+    parts = _head.static(None, name, None)
     assert Span.FromString(parts).name == name.encode("utf-8", "backslashreplace").decode()
 
 

@@ -56,6 +56,8 @@ class Journal:
         self._stacks: dict[bytes, bytes] = {}
         self._stacks_size = 0
         self._rewrite_at = 0.0
+        #: Something that should be in the file is not: it is written anew when that may be.
+        self._incomplete = False
 
     def note(self, spans: Iterable[OpenSpan]) -> None:
         """Brings the file up to date with ``spans``, the spans open now."""
@@ -76,7 +78,9 @@ class Journal:
                 records.append(pack_record(Kind.SPAN_GONE, ids))
                 self._stacks_size -= len(self._stacks.pop(ids, b""))
         self._noted = current
-        if records:
+        if self._incomplete and monotonic() >= self._rewrite_at:
+            self._rewrite()
+        elif records:
             self._write(records)
 
     def note_stack(self, ids: bytes, time_ns: int, stack: str) -> None:
@@ -93,6 +97,7 @@ class Journal:
         data = b"".join(records)
         segment = self._segment
         if segment is None or segment.position + len(data) > segment.capacity:
+            self._incomplete = True
             if monotonic() >= self._rewrite_at:
                 self._rewrite()
             return
@@ -103,11 +108,13 @@ class Journal:
         room = LARGEST - 4096 - len(self._writer.resource)
         kept: list[bytes] = []
         size = 0
+        complete = True
         for record in [*(record for span in self._open for record in _open_record(span)), *self._stacks.values()]:
             if size + len(record) <= room:
                 kept.append(record)
                 size += len(record)
             else:
+                complete = False
                 self._rewrite_at = monotonic() + FULL_PAUSE_S
         path, link = self._writer.paths(f".open.{self._number}.rts")
         header = self._writer.header(self._number)
@@ -119,6 +126,7 @@ class Journal:
             self._noted = {}  # tried again at the next beat
             self._writer.warn_of(error)
             return
+        self._incomplete = not complete
         self._number += 1
         _place(new, b"".join(kept))  # before the old file goes: the process may be killed between the two
         old, self._segment = self._segment, new

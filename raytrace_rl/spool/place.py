@@ -71,7 +71,7 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
             candidates.append(directory)
         candidates.append(os.path.join(tempfile.gettempdir(), private, label))
     for candidate in candidates:
-        if candidate == directory or _make_private(candidate):
+        if candidate == directory or _make_private(candidate, in_private=not spool_dir):
             return Place(directory, candidate)
     _state.warn_once(
         "spool-place", "None of %s can hold active spool files; they are mapped in %s itself.", candidates, directory
@@ -113,15 +113,22 @@ def _roomy_tmpfs(path: str) -> bool:
     return usage.f_bavail * usage.f_frsize >= MIN_TMPFS_FREE
 
 
-def _make_private(path: str) -> bool:
-    """Makes ``path`` and its parent with mode 0700; False unless both are ours alone (the parent may be anyone's)."""
+def _make_private(path: str, *, in_private: bool) -> bool:
+    """Makes ``path`` and its parent with mode 0700; False unless they are directories of ours.
+
+    Args:
+        path: The directory.
+        in_private: The parent too must be ours: in ``/dev/shm`` somebody else may have made the name first, and could
+            put another directory in the place of ``path``. Of a directory that the user chose, the parent may be
+            anyone's.
+    """
     try:
         for directory in (os.path.dirname(path), path):
             os.makedirs(directory, mode=0o700, exist_ok=True)
             found = os.lstat(directory)
-            if not stat.S_ISDIR(found.st_mode):
+            ours = found.st_uid == os.getuid() or (directory != path and not in_private)
+            if not stat.S_ISDIR(found.st_mode) or not ours:
                 return False
-        # In a world-writable parent somebody else may have made the name first.
-        return found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
+        return os.access(path, os.W_OK | os.X_OK)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What happens to spool files that are no longer written: sealed to the run directory, kept inside the node's bound."""
+"""What happens to spool files that are no longer written: they are sealed, by their writer or for one that is dead."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 import struct
-from collections import Counter
+import zlib
 from typing import IO, Final
 
-from raytrace_rl import _state
 from raytrace_rl.spool import liveness
+from raytrace_rl.spool.exclusive import alone
 from raytrace_rl.spool.format import (
     MAX_HEADER_SIZE,
     MIN_HEADER_SIZE,
@@ -29,6 +29,8 @@ _MEMBER: Final = re.compile(r"^(?P<stem>\d+-\d+)(?P<suffix>\.\d+\.rts|\.open\.\d
 _SEGMENT: Final = re.compile(r"^(?P<stem>\d+-\d+)\.\d+\.rts$")
 _IN_THE_MAKING: Final = re.compile(r"^(?P<stem>\d+-\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open)(?P<new>\.new)?$")
 _COPY: Final = 1 << 20
+#: Seconds for which a sibling's look through the directory is waited for.
+_PATIENCE_S: Final = 2.0
 _SPAN_KINDS: Final = frozenset({Kind.SPAN, Kind.SCOPE_SPANS})
 
 
@@ -63,9 +65,9 @@ def seal_file(path: str, link: str, end: int | None = None) -> None:
     header = read_header(path)
     with open(path, "rb") as source:
         data = source.read() if end is None else source.read(end)
-    count, last = _count_spans(data, header.size)
+    count, last = count_spans(data, header.size, trusted=end is not None)
     if end is None:
-        end = last
+        end = last  # a record that was torn off goes: its span had not ended, and is among the open ones
     if last == header.size and header.number > 0:
         unlink(link)  # prepared ahead of need, and never needed
         unlink(path)
@@ -100,16 +102,23 @@ def _bring_home(data: bytes, link: str, span_count: int | None = None) -> None:
         raise
 
 
-def _count_spans(data: bytes, start: int) -> tuple[int, int]:
-    """Returns how many ended spans follow offset ``start``, and the offset behind the last whole record."""
+def count_spans(data: bytes, start: int, *, trusted: bool = True) -> tuple[int, int]:
+    """Returns how many ended spans follow offset ``start``, and the offset behind the last whole record.
+
+    Args:
+        data: The file.
+        start: Offset of the first record.
+        trusted: The writer has placed every record whole; else their CRCs are asked.
+    """
     count = 0
     last = start
     position = start
     size = len(data)
     while position + RECORD_HEADER.size <= size:
-        sync, word, _ = RECORD_HEADER.unpack_from(data, position)
-        following = position + RECORD_HEADER.size + (word >> 8)
-        if sync != SYNC or following > size:
+        sync, word, crc = RECORD_HEADER.unpack_from(data, position)
+        payload = position + RECORD_HEADER.size
+        following = payload + (word >> 8)
+        if sync != SYNC or following > size or not (trusted or zlib.crc32(data[payload:following], word) == crc):
             position = data.find(SYNC_BYTES, position + 1)
             if position < 0:
                 break
@@ -129,98 +138,24 @@ def unlink(path: str) -> bool:
     return True
 
 
-def enforce_bound(place: Place, bound_bytes: int) -> int:
-    """Deletes the node's oldest sealed segments until its spools fit ``bound_bytes``; what they held is counted.
-
-    Journals of open spans have a bound of their own: they neither count nor go.
-
-    Returns:
-        Bytes by which the spools are still too large: their writers live, and have not sealed them yet.
-    """
-    excess = _drop_oldest(place.directory, bound_bytes)
-    if excess > 0 and adopt_orphans(place.directory):  # what the dead left unsealed can go now
-        excess = _drop_oldest(place.directory, bound_bytes)
-    return excess
-
-
-def _drop_oldest(directory: str, bound_bytes: int) -> int:
-    total = 0
-    candidates: list[tuple[int, str, str, int]] = []
-    left: Counter[str] = Counter()
-    try:
-        entries = list(os.scandir(directory))
-    except OSError:
-        return 0
-    for entry in entries:
-        member = _SEGMENT.match(entry.name)
-        if member is None:
-            continue
-        try:
-            found = os.stat(entry.path)
-        except OSError:
-            continue
-        total += found.st_size
-        left[member["stem"]] += 1
-        if not entry.is_symlink():
-            candidates.append((found.st_mtime_ns, entry.path, member["stem"], found.st_size))
-    for _, path, stem, size in sorted(candidates):
-        if total <= bound_bytes:
-            break
-        try:
-            header = read_header(path)
-        except (OSError, ValueError):
-            continue
-        if not header.sealed:
-            continue
-        total -= size
-        left[stem] -= 1
-        if unlink(path):  # else a sibling was here before, and has counted it
-            _count_dropped(header.span_count, size)
-            if not left[stem]:  # nothing is left of the process: its own count goes on in ours
-                _state.count_drop("spans", header.dropped_spans)
-    return total - bound_bytes
-
-
-def _count_dropped(spans: int, size: int) -> None:
-    _state.count_drop("spans", spans)
-    _state.count_drop("bytes", size)
-    _state.warn_once(
-        "spool-bound",
-        "The node's spools reached spool_max_mib: the oldest spans are dropped and counted. "
-        "Raise RAYTRACE_RL_SPOOL_MAX_MIB to keep more.",
-    )
-
-
-def drop_unsealed(path: str, link: str) -> int:
-    """Deletes a full segment that cannot be sealed, and counts what it held; returns its size in bytes."""
-    try:
-        header = read_header(path)
-        with open(path, "rb") as source:
-            data = source.read()
-        size = os.path.getsize(path)
-    except (OSError, ValueError):
-        return 0
-    unlink(link)
-    unlink(path)
-    _count_dropped(_count_spans(data, header.size)[0], size)
-    return size
-
-
-def count_lost(data: bytes) -> None:
-    """Counts the spans in ``data``, the contents of a segment whose file somebody deleted."""
-    _state.count_drop("spans", _count_spans(data, int.from_bytes(data[12:16], "little"))[0])
-    _state.count_drop("bytes", len(data))
-
-
-def adopt_orphans(directory: str) -> int:
+def adopt_orphans(directory: str, *, locked: bool = False) -> int:
     """Seals what dead writers of this host left behind in ``directory`` (``RUN_DIR/spool/<node>``).
 
     Segments and journals that still lie in a tmpfs move to the run directory, so that they survive a reboot; segments
     that were mapped there lose the room that they had allocated. Files whose writer lives, or may live, are left alone.
 
+    Args:
+        directory: The node's directory.
+        locked: The caller is `exclusive.alone` in it.
+
     Returns:
         How many files were sealed.
     """
+    with contextlib.nullcontext() if locked else alone(directory, _PATIENCE_S):
+        return _adopt(directory)
+
+
+def _adopt(directory: str) -> int:
     sealed = 0
     try:
         names = sorted(os.listdir(directory))

@@ -11,7 +11,7 @@ from typing import Final
 
 from raytrace_rl import _clock, _state
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.spool import seal
+from raytrace_rl.spool import bound, seal
 from raytrace_rl.spool.format import MAX_PAYLOAD, Header, Kind, pack_record
 from raytrace_rl.spool.liveness import boot_id
 from raytrace_rl.spool.place import Place, is_local
@@ -172,7 +172,7 @@ class SpoolWriter:
                 if is_interrupt(error) or error.errno not in _NO_ROOM:
                     raise
                 if size > least:
-                    size = max(least, size // 2)
+                    size = max(least, min(size // 2, _free(path) // 2))  # not all: the next one comes before this goes
                 elif path != link and is_local(self.place.directory):
                     path, size = link, wanted  # a disk that may make us wait is better than losing spans
                 else:
@@ -229,9 +229,9 @@ class SpoolWriter:
                 self._full.insert(0, segment)
                 self._seal_at = monotonic() + RETRY_S  # the next ones would meet the same
                 break
-        excess = seal.enforce_bound(self.place, self.bound_bytes)
+        excess = bound.enforce_bound(self.place, self.bound_bytes)
         while excess > 0 and (segment := self._take_full()) is not None:
-            excess -= seal.drop_unsealed(segment.path, segment.link)
+            excess -= bound.drop_unsealed(segment.path, segment.link)
         self.beat()  # what was dropped goes into the header: this process may be killed before the next beat
 
     def _take_full(self) -> Segment | None:
@@ -246,7 +246,7 @@ class SpoolWriter:
         directory = self.place.directory
         if not os.path.lexists(segment.link) and (segment.path == segment.link or not os.path.isdir(directory)):
             # Somebody has deleted the run directory; nobody would ever look for the rest in the tmpfs.
-            seal.count_lost(_contents(segment, end))
+            bound.count_lost(_contents(segment, end))
             segment.close()
             seal.unlink(segment.path)
             self.warn_of(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), segment.link))
@@ -282,6 +282,14 @@ class SpoolWriter:
         self._full.append(last)
         while (segment := self._take_full()) is not None:
             self._seal(segment)
+
+
+def _free(path: str) -> int:
+    try:
+        found = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
 
 
 def _contents(segment: Segment, end: int) -> bytes:
