@@ -17,10 +17,11 @@ demo: $(STAMP) ## run the asynchronous GRPO demo on local Ray and print its good
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest
 
-lint: $(STAMP) ## ruff check, ruff format --check, mypy --strict
+lint: $(STAMP) ## ruff check, ruff format --check, mypy --strict, and our own lint on ourselves
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m raytrace_rl.cli lint raytrace_rl examples benchmarks
 
 format: $(STAMP) ## format the code and fix what ruff can fix
 	$(BIN)/python -m ruff check --fix .

@@ -27,7 +27,7 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
     if inspect.isasyncgenfunction(fn):
 
         async def asyncgen(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            span = context = failure = None
+            span = context = None
             if group in _state.enabled:
                 span, context = make(), copy_context()
                 context.run(span.__enter__)
@@ -39,7 +39,7 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
                     try:
                         value = await step
                     except StopAsyncIteration:
-                        return
+                        break
                     try:
                         sent = yield value
                     except GeneratorExit:
@@ -50,11 +50,9 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
                     else:
                         step = steps.asend(sent)
             except BaseException as error:
-                failure = error
+                _leave(context, span, error)
                 raise
-            finally:
-                if span is not None and context is not None:
-                    _leave(context, span, failure)
+            _leave(context, span, None)
 
         wrapper = asyncgen
     elif inspect.isgeneratorfunction(fn):
@@ -65,14 +63,13 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
             span = make()
             context = copy_context()
             context.run(span.__enter__)
-            failure = None
             try:
-                return (yield from _invocation.drive(context, context.run(fn, *args, **kwargs)))
+                result = yield from _invocation.drive(context, context.run(fn, *args, **kwargs))
             except BaseException as error:
-                failure = error
+                _leave(context, span, error)
                 raise
-            finally:
-                _leave(context, span, failure)
+            _leave(context, span, None)
+            return result
 
         wrapper = generator
     elif inspect.iscoroutinefunction(fn):
@@ -97,9 +94,10 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
     return wrapped
 
 
-def _leave(context: Context, span: ManagedSpan, error: BaseException | None) -> None:
+def _leave(context: Context | None, span: ManagedSpan | None, error: BaseException | None) -> None:
     """Ends the span where it began, with the exception that is on its way out, if any.
 
     Not `sys.exc_info`: inside a generator that also knows the exception which its consumer is handling.
     """
-    context.run(span.__exit__, type(error) if error is not None else None, error, None)
+    if span is not None and context is not None:
+        context.run(span.__exit__, type(error) if error is not None else None, error, None)

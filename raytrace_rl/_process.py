@@ -236,7 +236,6 @@ current: Process | None = None
 def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Process:
     """Starts telemetry in this process and makes it the current one."""
     global current
-    _state.forget_warnings()
     for kind in _state.DROP_KINDS:
         _state.drops[kind] = 0
     found = limits()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
+from raytrace_rl._contextvar import safe
+
 from raytrace_rl._interrupts import is_interrupt
 
 _UNCHANGED: Final[Any] = object()
@@ -55,7 +57,7 @@ class Scopes:
 
 
 #: None: no scope is open.
-var: Final[ContextVar[Scopes | None]] = ContextVar("raytrace_rl_scopes", default=None)
+var: Final[ContextVar[Scopes | None]] = safe(ContextVar("raytrace_rl_scopes", default=None))
 
 
 def make(

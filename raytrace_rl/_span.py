@@ -45,7 +45,7 @@ from raytrace_rl._head import (
     threads,
 )
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl._otel_context import SPAN_KEY, otel_var
+from raytrace_rl._otel_context import HELD_KEY, SPAN_KEY, otel_var
 from raytrace_rl._registry import bucket_value
 from raytrace_rl._span_api import Rare, SpanApi
 from raytrace_rl.spool.format import MAX_PAYLOAD, RECORD_HEADER, SYNC, Kind
@@ -86,6 +86,7 @@ class RecordingSpan(SpanApi):
 
     __slots__ = (
         "_context",
+        "_current",
         "_epoch",
         "_head",
         "_parent_head",
@@ -447,6 +448,8 @@ class ManagedSpan(RecordingSpan):
             self.begin(context)
             current = Context(context)
             _set_item(current, SPAN_KEY, self)
+            _set_item(current, HELD_KEY, self)
+            self._current = current
             self._token: Token[Context] | None = None
             self._token = _otel_set(current)
         except BaseException as error:
@@ -470,17 +473,18 @@ class ManagedSpan(RecordingSpan):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback_: TracebackType | None
     ) -> None:
         end_ns = 0
+        held = True
         try:
             end_ns = monotonic_ns() + OFFSET_NS
             if exc is not None:
                 self.fail(exc, end_ns)
-                if not isinstance(exc, GeneratorExit) and _otel_get().get(SPAN_KEY) is not self:
-                    self._end_abandoned(exc, end_ns)
+            if _otel_get() is not self._current:
+                held = self._end_inside(exc, end_ns)
             self._finish(end_ns)
         except BaseException as error:
             self._salvage(error, end_ns or monotonic_ns() + OFFSET_NS)
         finally:
-            if self._token is not None:
+            if held and self._token is not None:
                 try:
                     _otel_reset(self._token)
                 except (ValueError, RuntimeError) as error:
@@ -488,22 +492,30 @@ class ManagedSpan(RecordingSpan):
                         raise
                     # else it ended in another context than it began in, which is left alone
 
-    def _end_abandoned(self, exc: BaseException, end_ns: int) -> None:
-        """Ends spans inside this one whose own ``__exit__`` a raising signal handler cut off at its first line.
+    def _end_inside(self, exc: BaseException | None, end_ns: int) -> bool:
+        """Settles what is current in the place of this span, at its end.
 
-        Only after such an exception, and only spans that were opened under this one: a generator that is closed or
-        collected exits in the middle of whatever its consumer is doing, whose spans are none of its business.
+        A generator that began in its consumer's context may be closed after the span around it, or in the middle of
+        another one; neither is to be changed. What a library inside this span left attached goes with it. A span
+        inside whose own ``__exit__`` a raising signal handler cut off at its first line is ended here.
+
+        Returns:
+            Whether this span is still among those that are held, so that the context before it is to come back.
         """
         inner: list[ManagedSpan] = []
-        current: Any = _otel_get().get(SPAN_KEY)
+        current: Any = _otel_get().get(HELD_KEY)
         while current is not self:
-            token = current._token if isinstance(current, ManagedSpan) else None
-            before: Any = getattr(token, "old_value", Token.MISSING)
+            if current is None or current._token is None:
+                return False
+            before: Any = getattr(current._token, "old_value", None)
+            if before is None:
+                return True  # another kind of context than a ContextVar: it cannot be told
             if before is Token.MISSING:
-                return
+                return False
             inner.append(current)
-            current = before.get(SPAN_KEY)
-        if is_interrupt(exc):
+            current = before.get(HELD_KEY)
+        if inner and exc is not None and not isinstance(exc, GeneratorExit) and is_interrupt(exc):
             for span in inner:
                 span.set_status(StatusCode.ERROR, "interrupted")
                 span._finish(end_ns)
+        return True

@@ -66,6 +66,12 @@ def warn_once(key: str, message: str, *args: object) -> None:
         return
     _warned.add(key)
     try:
+        try:
+            _ = message % args if args else message
+        except Exception as error:  # a repr() of the user's that fails: logging would print a traceback of ours
+            if is_interrupt(error):
+                raise
+            message, args = "%s (%s)", (message, ", ".join(type(arg).__name__ for arg in args))
         logger.warning(message, *args)
     except Exception as error:  # a user's logging handler may raise; telemetry must not
         if is_interrupt(error):

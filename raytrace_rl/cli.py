@@ -1,4 +1,4 @@
-"""The command line: ``raytrace-rl report``, ``export`` and ``lint``. One function a subcommand.
+"""The command line: ``raytrace-rl report``, ``export``, ``lint`` and ``groups``. One function a subcommand.
 
 Exit codes: 0 fine, 1 findings (subcommands that look for them), 2 usage or unreadable input, with one line that says
 why on stderr.
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -84,7 +85,27 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("PATH", nargs="+", help="Python file, or directory of them")
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run_subcommand=_lint)
+
+    command = commands.add_parser("groups", help="change which span groups a live run records")
+    command.add_argument("RUN", help="run directory")
+    command.add_argument(
+        "SPEC", nargs="?", help="presets and groups, joined by commas; none for telemetry off; absent: as configured"
+    )
+    command.add_argument("--for", dest="seconds", type=_duration, metavar="TIME", help="go back after 30s, 5m or 1h")
+    command.set_defaults(run_subcommand=_groups)
     return parser
+
+
+def _duration(text: str) -> float:
+    """Reads ``30s``, ``5m``, ``1h`` or plain seconds."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length of time: write 30s, 5m or 1h")
+    return seconds
 
 
 def _load(path: str) -> Run:
@@ -143,6 +164,22 @@ def _lint(options: argparse.Namespace) -> int:
             print(finding)
         print(found.summary, file=sys.stderr)
     return FINDINGS if found.errors else OK
+
+
+def _groups(options: argparse.Namespace) -> int:
+    from raytrace_rl import _control, span_groups
+
+    run_dir = Path(options.RUN)
+    if not (run_dir / "spool").is_dir():
+        raise _UsageError(f"{run_dir}: is no run directory (it has no spool)")
+    until_ns = None if options.seconds is None else time.time_ns() + int(options.seconds * 1e9)
+    if options.SPEC is not None:
+        for word in span_groups.pending_words(options.SPEC):
+            print(f"raytrace-rl: {word!r} is not known here: it works where its library is loaded", file=sys.stderr)
+    _control.write(run_dir, options.SPEC, until_ns)
+    chosen = "as configured" if options.SPEC is None else options.SPEC
+    print(f"span groups of {run_dir}: {chosen}, within a heartbeat of each process")
+    return OK
 
 
 if __name__ == "__main__":

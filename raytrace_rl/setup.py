@@ -124,6 +124,7 @@ def init_telemetry_driver(config: Any = None, algorithm: str | None = None) -> T
             )
             return running
         try:
+            algorithm = str(algorithm) if algorithm is not None else None  # enumerations, nodes of a configuration
             settled = _settle_run(settled)
             attempt = _claim_attempt(settled, algorithm)
             values = {**to_env(settled), _ATTEMPT_VARIABLE: str(attempt)}
@@ -260,6 +261,7 @@ def shutdown_telemetry(timeout_ms: float = 5000) -> None:
             lost = {kind: n for kind, n in _state.drops.items() if n}
             if lost:
                 _state.logger.warning("Telemetry of this process lost: %s", json.dumps(lost))
+            _state.forget_warnings()  # here and not at a start, which has warned of its settings by then
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -368,7 +370,7 @@ def _hide(run_dir: Path) -> None:
 
 def _inherited_attempt() -> int:
     text = os.environ.get(_ATTEMPT_VARIABLE, "1")
-    return int(text) if text.isdecimal() else 1
+    return int(text) if text.isdecimal() and len(text) < 10 else 1
 
 
 def _at_exit() -> None:

@@ -42,6 +42,7 @@ LEVELS = {
     "monitor": 5,
     "relay": 5,
     "session": 5,
+    "timer": 5,
     "testing": 5,
     "worker_groups": 5,
     "cli": 6,

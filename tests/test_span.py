@@ -646,6 +646,57 @@ def test_error_thrown_into_a_generator_leaves_the_consumers_spans_alone(telemetr
         assert consumer.is_recording()
     assert telemetry.span("numbers").status.code == 2
 
+def test_span_that_outlives_its_parent_leaves_nothing_current(telemetry: Telemetry):
+    """A generator that began inside a span and is closed after it makes that dead span current, for good."""
+
+    def numbers() -> Any:
+        with managed_span("data_processing", "numbers"):
+            yield 1
+
+    generator = numbers()
+    with managed_span("generation", "outer"):
+        next(generator)
+    assert not trace.get_current_span().get_span_context().is_valid
+    generator.close()
+    assert not trace.get_current_span().get_span_context().is_valid
+    with managed_span("generation", "later"):
+        pass
+    assert telemetry.span("later").parent_span_id == b""
+
+
+def test_span_closed_inside_another_leaves_that_one_current(telemetry: Telemetry):
+    """A generator that is closed in the middle of a span takes it away from the rest of its own body."""
+
+    def numbers() -> Any:
+        with managed_span("data_processing", "numbers"):
+            yield 1
+
+    outside = _span.otel_var.get()
+    generator = numbers()
+    next(generator)
+    with managed_span("generation", "outer") as outer:
+        generator.close()
+        assert trace.get_current_span() is outer
+    _span.otel_var.set(outside)
+    foreign = NonRecordingSpan(SpanContext(1, 2, False, TraceFlags(1)))
+    generator = numbers()
+    next(generator)
+    with trace.use_span(foreign):
+        generator.close()
+        assert trace.get_current_span() is foreign
+    _span.otel_var.set(outside)
+
+
+def test_context_that_somebody_left_attached_goes_with_the_span(telemetry: Telemetry):
+    """A library inside the span attaches a context and never detaches it: all later spans are its children."""
+    from opentelemetry import context
+
+    with managed_span("generation", "a"):
+        context.attach(trace.set_span_in_context(NonRecordingSpan(SpanContext(1, 2, False, TraceFlags(1)))))
+    with managed_span("generation", "b"):
+        pass
+    assert telemetry.span("b").parent_span_id == b""
+
 
 def test_span_ended_in_another_context_is_kept(telemetry: Telemetry):
     """``Token was created in a different Context`` comes out of a with statement, or the span is lost."""

@@ -78,7 +78,7 @@ class Driver:
         if self._collector is not None:
             try:
                 ray.get(self._buffer.close.remote(), timeout=CALL_TIMEOUT_S / 4)
-                self.results.collector = ray.get(self._collector.stop.remote(), timeout=CALL_TIMEOUT_S / 2)
+                self.results.collector = ray.get(traced(self._collector).stop.remote(), timeout=CALL_TIMEOUT_S / 2)
             except (RayError, GetTimeoutError) as error:
                 logger.warning("the collector did not stop cleanly: %s", _reason(error))
         actors = [self._collector, self._buffer, *self._generators, *self._ranks]

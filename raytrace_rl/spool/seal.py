@@ -27,7 +27,10 @@ from raytrace_rl.spool.place import Place
 
 _MEMBER: Final = re.compile(r"^(?P<stem>\d+-\d+)(?P<suffix>\.\d+\.rts|\.open\.\d+\.rts|\.open|\.live)$")
 _SEGMENT: Final = re.compile(r"^(?P<stem>\d+-\d+)\.\d+\.rts$")
-_IN_THE_MAKING: Final = re.compile(r"^(?P<stem>\d+-\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open)(?P<new>\.new)?$")
+#: A file in a node's directories, or one in the making (by ``create_mapping``, or by the process that seals it).
+_LEFTOVER: Final = re.compile(
+    r"^(?P<pid>\d+)-(?P<start>\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open)(?P<new>(\.(?P<by>\d+))?\.new)?$"
+)
 _COPY: Final = 1 << 20
 #: Seconds for which a sibling's look through the directory is waited for.
 _PATIENCE_S: Final = 2.0
@@ -78,6 +81,20 @@ def seal_file(path: str, link: str, end: int | None = None) -> None:
     else:
         _bring_home(data[:end], link, count)
         unlink(path)
+
+
+def bring_home(data: bytes, link: str) -> None:
+    """Puts the contents of a segment whose file is gone in the place of its name in the run directory, sealed.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    _bring_home(data, link, count_spans(data, header_size(data))[0])
+
+
+def header_size(data: bytes) -> int:
+    """Returns where the first record is in a segment that we wrote ourselves."""
+    return int.from_bytes(data[12:16], "little")
 
 
 def _mark_sealed(file: IO[bytes], span_count: int) -> None:
@@ -198,22 +215,28 @@ def _is_unsealed(link: str) -> bool:
 
 
 def remove_leftovers(place: Place) -> None:
-    """Removes what processes left that were killed in the midst of making a file, then the directory if it is empty.
+    """Removes what processes left that were killed while they made or sealed a file, then the directory if it is empty.
 
-    Such a file has no name yet that a reader would find, and nothing in it. Liveness files stay: one that is not locked
-    yet looks like a dead process's.
+    Such a file has no name yet that a reader would find, and nothing in it; or what it held is home already. Liveness
+    files stay: one that is not locked yet looks like a dead process's.
     """
-    try:
-        names = os.listdir(place.active)
-    except OSError:
-        return
-    for name in names:
-        found = _IN_THE_MAKING.match(name)
-        if found is None or (not found["new"] and os.path.lexists(os.path.join(place.directory, name))):
+    for directory in {place.active, place.directory}:
+        try:
+            names = os.listdir(directory)
+        except OSError:
             continue
-        live = os.path.join(place.active, found["stem"] + ".live")
-        if liveness.state(live, liveness.boot_id()) in ("dead", "closed"):
-            unlink(os.path.join(place.active, name))
+        for name in names:
+            found = _LEFTOVER.match(name)
+            if found is None or (found["by"] and found["by"] != found["pid"]):
+                continue
+            if not found["new"] and (
+                directory == place.directory or os.path.islink(os.path.join(place.directory, name))
+            ):
+                continue  # it is in use
+            live = f"{found['pid']}-{found['start']}.live"
+            states = {liveness.state(os.path.join(one, live), liveness.boot_id()) for one in place}
+            if states <= {"dead", "closed"}:
+                unlink(os.path.join(directory, name))
     if place.active != place.directory:
         with contextlib.suppress(OSError):
             os.rmdir(place.active)

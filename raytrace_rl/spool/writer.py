@@ -169,7 +169,11 @@ class SpoolWriter:
             try:
                 return create_segment(path, link, size, header)
             except OSError as error:
-                if is_interrupt(error) or error.errno not in _NO_ROOM:
+                if is_interrupt(error):
+                    raise
+                if isinstance(error, FileNotFoundError) and path != link and self._active_is_made_anew():
+                    continue
+                if error.errno not in _NO_ROOM:
                     raise
                 if size > least:
                     size = max(least, min(size // 2, _free(path) // 2))  # not all: the next one comes before this goes
@@ -177,6 +181,13 @@ class SpoolWriter:
                     path, size = link, wanted  # a disk that may make us wait is better than losing spans
                 else:
                     raise
+
+    def _active_is_made_anew(self) -> bool:
+        """Makes the tmpfs directory again if somebody has cleaned up there, as logging out may do (``RemoveIPC``)."""
+        if os.path.isdir(self.place.active) or not os.path.isdir(self.place.directory):
+            return False
+        os.makedirs(self.place.active, mode=0o700, exist_ok=True)
+        return True
 
     def warn_of(self, error: OSError | ValueError) -> None:
         """Warns that there is no room, or no directory, for the spool: once, whatever meets it first."""
@@ -243,22 +254,30 @@ class SpoolWriter:
     def _seal(self, segment: Segment) -> bool:
         """Seals one segment. False if it has to be tried again; it stays readable where it is."""
         end = segment.stop()
-        directory = self.place.directory
-        if not os.path.lexists(segment.link) and (segment.path == segment.link or not os.path.isdir(directory)):
-            # Somebody has deleted the run directory; nobody would ever look for the rest in the tmpfs.
-            bound.count_lost(_contents(segment, end))
-            segment.close()
-            seal.unlink(segment.path)
-            self.warn_of(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), segment.link))
-            return True
-        segment.close()
+        path, link = segment.path, segment.link
+        if path == link:
+            gone = not os.path.exists(path)
+        else:
+            gone = not os.path.lexists(link) and not os.path.isdir(self.place.directory)
         try:
-            seal.seal_file(segment.path, segment.link, end)
+            if gone:
+                # Somebody has deleted the run directory; nobody would ever look for the rest in the tmpfs.
+                bound.count_lost(_contents(segment, end))
+                seal.unlink(path)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), link)
+            if path == link:
+                segment.close()  # before it is cut: a late write beyond the end would be SIGBUS
+            if path == link or os.path.exists(path):
+                seal.seal_file(path, link, end)
+            else:
+                seal.bring_home(_contents(segment, end), link)  # somebody has cleaned up in the tmpfs
         except OSError as error:
             self.warn_of(error)
-            return False
+            if not gone:
+                return False
         except ValueError as error:
             self.warn_of(error)
+        segment.close()
         return True
 
     def settle(self) -> None:
@@ -296,11 +315,6 @@ def _contents(segment: Segment, end: int) -> bytes:
     try:
         return bytes(segment.buffer[:end])
     except ValueError:  # a former try to seal it has closed the mapping
-        pass
-    try:
-        with open(segment.path, "rb") as file:
-            return file.read(end)
-    except OSError:
         return b""
 
 

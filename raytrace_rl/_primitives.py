@@ -1,8 +1,4 @@
-"""The span primitives of algorithm code: open a span in a group, decorate a function, set the scope of a step.
-
-The everyday module, with the names of ``nemo_rl.telemetry.instrumentation``: it also exports what `buckets`, `context`
-and `dispatch` own, so that one import serves.
-"""
+"""The span primitives: open a span in a group, decorate a function, set the scope of a step."""
 
 from __future__ import annotations
 
@@ -14,35 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from opentelemetry.trace import Span
 
 from raytrace_rl import _decorators, _registry, _scopes, _state, _trees
+from raytrace_rl._head import NO_BUCKET
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._span import ManagedSpan
-from raytrace_rl.buckets import Bucket, bucket_scope
-from raytrace_rl.context import TraceContext, current_trace_carrier, remote_trace_context
-from raytrace_rl.dispatch import accepts_trace_context, dispatch_with_trace_context, trace_context_kwargs, traced
-from raytrace_rl.span_groups import is_span_group_enabled
 
 if TYPE_CHECKING:
     from contextvars import Token
-
-__all__ = [
-    "Bucket",
-    "TraceContext",
-    "accepts_trace_context",
-    "bucket_scope",
-    "current_trace_carrier",
-    "dispatch_with_trace_context",
-    "is_span_group_enabled",
-    "iteration_scope",
-    "managed_span",
-    "remote_trace_context",
-    "safe_set_span_attributes",
-    "span_cm",
-    "trace_context_kwargs",
-    "trace_fn",
-    "traced",
-    "umbrella_span",
-    "umbrella_trace_fn",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +33,7 @@ class _NoSpan:
     __exit__ = "".format
 
 
-_NO_SPAN: Final[Any] = _NoSpan()
+NO_SPAN: Final[Any] = _NoSpan()
 
 
 def managed_span(
@@ -83,9 +56,9 @@ def managed_span(
         A context manager that yields the span, or None if the group is disabled.
     """
     if group not in _state.enabled:
-        return _NO_SPAN  # type: ignore[no-any-return]
+        return NO_SPAN  # type: ignore[no-any-return]
     if tracer is not None:
-        return _with_tracer(tracer, group, name, attributes)
+        return with_tracer(tracer, group, name, attributes)
     if group in _trees.ROOTS:
         return _trees.umbrella(group, name, attributes)
     return ManagedSpan(group, name, attributes)
@@ -108,7 +81,7 @@ def umbrella_span(
         A context manager that yields the span, or None if the group is disabled.
     """
     if group not in _state.enabled:
-        return _NO_SPAN  # type: ignore[no-any-return]
+        return NO_SPAN  # type: ignore[no-any-return]
     if not _registry.is_umbrella(group):
         _state.warn_once(
             f"umbrella:{group}",
@@ -117,7 +90,7 @@ def umbrella_span(
             name,
         )
     if tracer is not None:
-        return _with_tracer(tracer, group, name, attributes)
+        return with_tracer(tracer, group, name, attributes)
     return _trees.umbrella(group, name, attributes)
 
 
@@ -133,9 +106,9 @@ def span_cm(name: str, /, *, tracer: Any = None, **attributes: Any) -> AbstractC
         A context manager that yields the span; None only while telemetry is off.
     """
     if not _state.tracing:
-        return _NO_SPAN  # type: ignore[no-any-return]
+        return NO_SPAN  # type: ignore[no-any-return]
     if tracer is not None:
-        return _with_tracer(tracer, None, name, attributes)
+        return with_tracer(tracer, None, name, attributes)
     return ManagedSpan(None, name, attributes)
 
 
@@ -226,7 +199,7 @@ def safe_set_span_attributes(span: Span | None, attributes: Mapping[str, Any]) -
         _state.warn_once("set-attributes", "Span attributes could not be set: %r", error)
 
 
-def _with_tracer(
+def with_tracer(
     tracer: Any, group: str | None, name: str, attributes: dict[str, Any]
 ) -> AbstractContextManager[Span | None]:
     """Makes the span with the caller's own tracer, into the pipeline behind it."""
@@ -234,20 +207,56 @@ def _with_tracer(
         _state.warn_once("tracer", "tracer=%.80r is no OpenTelemetry tracer and is ignored.", tracer)
         return ManagedSpan(group, name, attributes)
     scopes = _scopes.var.get()
-    bucket = _registry.bucket_value(attributes.pop("rl.bucket", None))
-    if bucket is None and (bucket := _registry.default_bucket(group)) is not None and scopes is not None:
-        bucket = scopes.bucket or bucket
+    explicit = attributes.pop("rl.bucket", None)
+    bucket = None
+    if explicit is not NO_BUCKET:
+        bucket = _registry.bucket_value(explicit)
+        if bucket is None and (bucket := _registry.default_bucket(group)) is not None and scopes is not None:
+            bucket = scopes.bucket or bucket
     fixed = {
         "rl.span_group": group,
         "rl.bucket": bucket,
         "rl.iteration": scopes.iteration if scopes is not None else None,
     }
     given = {key: value for key, value in {**fixed, **attributes}.items() if value is not None}
-    try:
-        manager: AbstractContextManager[Span | None] = tracer.start_as_current_span(name, attributes=given)
-    except Exception as error:
+    return _TracersSpan(tracer, name, given)
+
+
+class _TracersSpan:
+    """A span of somebody else's tracer: what fails in it is a warning, what fails in the body goes its way."""
+
+    __slots__ = ("_given", "_manager", "_name", "_tracer")
+
+    def __init__(self, tracer: Any, name: str, given: dict[str, Any]) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._given = given
+        self._manager: Any = None
+
+    def __enter__(self) -> Span | None:
+        try:
+            manager = self._tracer.start_as_current_span(self._name, attributes=self._given)
+            span: Span | None = manager.__enter__()
+        except Exception as error:
+            self._failed(error)
+            return None
+        self._manager = manager
+        return span
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._manager is None:
+            return
+        try:
+            # What it answers is not passed on: no span swallows an exception.
+            self._manager.__exit__(exc_type, exc, traceback)
+        except Exception as error:
+            if error is not exc:  # else it is the body's own, on its way
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
         if is_interrupt(error):
-            raise
-        _state.warn_once("tracer-failed", "The tracer given for span %r failed: %r", name, error)
-        return ManagedSpan(group, name, attributes)
-    return manager
+            raise error
+        _state.count_drop("spans")
+        _state.warn_once("tracer-failed", "The tracer given for span %r failed: %r", self._name, error)
