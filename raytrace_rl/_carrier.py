@@ -190,7 +190,8 @@ def read(carrier: Any, dispatched: bool) -> Attachment | None:
     try:
         if type(carrier) is not dict:
             if not isinstance(carrier, Mapping):
-                return _rubbish("type", "a carrier is a dict of strings, not %s", type(carrier).__name__)
+                _rubbish("type", "a carrier is a dict of strings, not %s", type(carrier).__name__)
+                return None
             carrier = dict(carrier)
         header = carrier.get("traceparent")
         otel: Context | None = None
@@ -214,7 +215,8 @@ def read(carrier: Any, dispatched: bool) -> Attachment | None:
     except Exception as error:
         if is_interrupt(error):
             raise
-        return _rubbish("error", "%r", error)
+        _rubbish("error", "%r", error)
+        return None
 
 
 def without_scopes(carrier: object) -> dict[str, str]:
@@ -241,11 +243,13 @@ def _read_parent(header: Any, state: Any) -> Context | None:
     """
     global _last_received
     if not isinstance(header, str) or len(header) > _MAX_TRACEPARENT:
-        return _rubbish("traceparent", "no valid traceparent: %.80r", header)
+        _rubbish("traceparent", "no valid traceparent: %.80r", header)
+        return None
     if not _VERSION_00(header):
         later = _LATER_VERSION(header)
         if later is None:
-            return _rubbish("traceparent", "no valid traceparent: %.80r", header)
+            _rubbish("traceparent", "no valid traceparent: %.80r", header)
+            return None
         header = f"00-{later[1]}"
     if state is None:
         otel = Context({_span.SPAN_KEY: RemoteSpan(header)})
@@ -274,7 +278,8 @@ def _read_baggage(header: Any, otel: Context | None) -> Context | None:
 
 def _read_scopes(header: Any) -> _scopes.Scopes | None:
     if not isinstance(header, str) or len(header) > _MAX_SCOPES:
-        return _rubbish("raytrace", "no scopes of ours: %.80r", header)
+        _rubbish("raytrace", "no scopes of ours: %.80r", header)
+        return None
     try:
         text, _, sender = header.partition("|")
         iteration, bucket, per_prompt = _parse_scopes(text)
@@ -286,7 +291,8 @@ def _read_scopes(header: Any) -> _scopes.Scopes | None:
             elif queued_ns > _MAX_QUEUED_NS:
                 raise ValueError("sent longer ago than any call waits")
     except ValueError:
-        return _rubbish("raytrace", "no scopes of ours: %.80r", header)
+        _rubbish("raytrace", "no scopes of ours: %.80r", header)
+        return None
     return _scopes.Scopes(iteration, bucket, per_prompt, (), [] if queued_ns is None else [queued_ns])
 
 

@@ -34,6 +34,10 @@ def _here() -> bool:
     return getattr(_own, "start", None) is _phases.get("start", _own)
 
 
+# `next(reversed(_phases), "stop")`, below: a signal handler between the two calls may see a whole collection pass,
+# which puts both phases where the iterator no longer looks.
+
+
 class GcSafeVar(Generic[T]):
     """A `ContextVar` during whose ``set`` and ``reset`` no collection starts, and which is left alone by finalizers.
 
@@ -51,7 +55,7 @@ class GcSafeVar(Generic[T]):
 
     def set(self, value: T) -> Token[T] | None:
         """Sets the variable; the token is for `reset`."""
-        if next(reversed(_phases)) == "start" and _here():
+        if next(reversed(_phases), "stop") == "start" and _here():
             return None
         if not _isenabled():
             return self._set(value)
@@ -67,7 +71,7 @@ class GcSafeVar(Generic[T]):
         Raises:
             ValueError: The token is of another context, or the call comes from a finalizer.
         """
-        if next(reversed(_phases)) == "start" and _here():
+        if next(reversed(_phases), "stop") == "start" and _here():
             raise ValueError("in a finalizer")
         if not _isenabled():
             self._reset(token)

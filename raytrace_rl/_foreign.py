@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanContext
 
 from raytrace_rl import _clock, _encode, _ids, _state
-from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._head import TRUNCATED_KEY
+from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool.format import Kind
 
 _HAS_IS_REMOTE: Final = 0x100

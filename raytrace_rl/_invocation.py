@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import Context, Token, copy_context
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -66,7 +66,8 @@ def attached(fn: Callable[..., Any], enter: Enter) -> Callable[..., Any]:
             context = _copied(attachment)
             return context, context.run(fn, *args, **kwargs)
 
-        return async_generator(begin)
+        made: Callable[..., Any] = async_generator(begin)
+        return made
 
     if inspect.isgeneratorfunction(fn):
 
@@ -186,7 +187,7 @@ class _InContext:
         self._context = context
         self._awaitable = awaitable
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         return drive(self._context, self._awaitable.__await__())
 
 

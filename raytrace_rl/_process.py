@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from raytrace_rl import _clock, _encode, _state, semconv
+from raytrace_rl import _clock, _control, _encode, _metrics_pipeline, _state, logs, semconv
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
@@ -110,9 +110,21 @@ class Process:
         self._table = OpenTable(path, writer.header(0))
         _link(path, link)
         self._heartbeat = Heartbeat(
-            writer, self._table, interval_s=config.heartbeat_s, stack_after_s=config.stack_after_s
+            writer,
+            self._table,
+            interval_s=config.heartbeat_s,
+            stack_after_s=config.stack_after_s,
+            each_beat=self._companions(config),
         )
         self.exporting = True
+
+    @staticmethod
+    def _companions(config: TelemetryConfig) -> list[Callable[[], None]]:
+        """Returns what the heartbeat does besides: none of it blocks."""
+        found: list[Callable[[], None]] = [_metrics_pipeline.tick, logs.ensure]
+        if config.traces_enabled and config.run_dir is not None:
+            found.append(_control.Control(config.run_dir, config.span_groups).check)
+        return found
 
     def _discard(self) -> None:
         """Undoes a spool that could be opened only in part."""
@@ -148,6 +160,8 @@ class Process:
         _state.enabled = frozenset()
         end_open_spans()
         _run_until(deadline, lambda: self._close(deadline))
+        _state.tracing = False  # once more: the last beat may have put a change of the control file into force
+        _state.enabled = frozenset()
         _state.epoch += 1
         _state.open_spans = {}
         _state.segment = no_segment()
@@ -250,6 +264,9 @@ def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Pr
     current = Process(config, resource)
     if config.traces_enabled:
         install_provider(current.resource)
+    _metrics_pipeline.start(config)
+    if config.logs_enabled and config.exporter != "none":
+        logs.start()
     return current
 
 
@@ -258,6 +275,8 @@ def stop(deadline: float) -> None:
     global current
     process, current = current, None
     if process is not None:
+        logs.stop()
+        _metrics_pipeline.stop((monotonic() + deadline) / 2)
         process.close(deadline)
 
 

@@ -10,7 +10,6 @@ from contextvars import ContextVar, Token
 from typing import Any, Final
 
 from raytrace_rl._contextvar import safe
-
 from raytrace_rl._interrupts import is_interrupt
 
 _UNCHANGED: Final[Any] = object()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics, trace
 
-from raytrace_rl import _clock, _process, _state, semconv, span_groups
+from raytrace_rl import _clock, _metrics_pipeline, _process, _state, semconv, span_groups
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._version import VERSION
 from raytrace_rl.config import (
@@ -71,8 +71,8 @@ class TelemetryHandle:
 
     @property
     def meter(self) -> metrics.Meter:
-        """The OTel meter of the MeterProvider that is installed."""
-        return metrics.get_meter("raytrace_rl", VERSION)
+        """An OTel meter whose instruments reach the spool, whichever MeterProvider is installed."""
+        return _metrics_pipeline.meter("raytrace_rl", VERSION)
 
     @property
     def is_exporting(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import start_cluster
-from readback import BUCKET, ITERATION, TracedTest
 
 from raytrace_rl import setup
 from raytrace_rl.instrumentation import bucket_scope, iteration_scope, umbrella_span
+from tests.conftest import start_cluster
+from tests.readback import BUCKET, ITERATION, TracedTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Telemetry, running
 
 from raytrace_rl import _registry, _state, span_groups
+from tests.running import Telemetry, running
 
 
 @pytest.fixture

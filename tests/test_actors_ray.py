@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import traced_actors
-from readback import wait_until
 
 from raytrace_rl import (
     TracedActor,
@@ -24,8 +22,10 @@ from raytrace_rl import (
     traced,
 )
 from raytrace_rl.actors import FlushReport, flush_group, registered_actors
+from tests import traced_actors
+from tests.readback import wait_until
 
-pytest_plugins = ["ray_fixtures"]
+pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = [
     pytest.mark.ray,
     # Ray derives its actor class from a generic class and the user's; pydantic warns of that, with us or without.
@@ -132,7 +132,7 @@ def test_a_class_is_an_ordinary_class_without_ray(monkeypatch):
     assert traced_actors.Model(x=1, rank=2).rank == 2
     assert traced_actors.Mixed(1, rank=5).own_rank == 5
     with pytest.raises(TypeError):
-        traced_actors.Ordinary(1, 2, 3)
+        traced_actors.Ordinary(1, 2, 3)  # type: ignore[call-arg]
 
 
 def test_who_the_actor_is(traced_test):

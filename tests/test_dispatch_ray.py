@@ -7,9 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import dispatch_actors
 import pytest
-from readback import BUCKET, TracedTest, wait_until
 
 from raytrace_rl import (
     accepts_trace_context,
@@ -21,8 +19,10 @@ from raytrace_rl import (
     traced,
     umbrella_span,
 )
+from tests import dispatch_actors
+from tests.readback import BUCKET, TracedTest, wait_until
 
-pytest_plugins = ["ray_fixtures"]
+pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = pytest.mark.ray
 
 

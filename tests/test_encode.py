@@ -34,10 +34,10 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from opentelemetry.trace import Status as ApiStatus
-from running import attributes, plain
 
 from raytrace_rl import _decode, _encode, _foreign, _state
 from raytrace_rl._redact import REDACTED
+from tests.running import attributes, plain
 
 # Text as users have it: every code point, lone surrogates included.
 any_text = st.text(st.characters(), max_size=40)

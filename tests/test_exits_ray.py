@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import start_cluster
-from exit_actors import SPANS, AsyncActor, SyncActor, ThreadedActor
 
 from raytrace_rl.monitor import load_run
+from tests.conftest import start_cluster
+from tests.exit_actors import SPANS, AsyncActor, SyncActor, ThreadedActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -73,7 +73,7 @@ def test_the_example_of_the_readme_is_one_tree_and_prints_its_goodput(tmp_path):
     ids = {span.span_id: span for span in run.spans}
     calls = [span for span in run.spans if span.name == "rl.vllm.generate"]
     assert [span.iteration for span in calls] == [1, 2, 3]
-    assert {ids[span.parent_span_id].name for span in calls} == {"rl.grpo.generation"}
+    assert {ids[str(span.parent_span_id)].name for span in calls} == {"rl.grpo.generation"}
     assert {process.state for process in run.processes} == {"closed"}  # the actor was flushed, not only killed
     assert not [span for span in run.spans if span.truncated]
 

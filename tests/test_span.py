@@ -17,14 +17,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
-from running import Telemetry, attributes, running
 
 from raytrace_rl import _clock, _encode, _head, _scopes, _span, _state, setup
 from raytrace_rl._span import ManagedSpan, RecordingSpan
 from raytrace_rl.instrumentation import iteration_scope, managed_span, span_cm, umbrella_span
 from raytrace_rl.spool.format import MAX_PAYLOAD
+from tests.running import Telemetry, attributes, running
 
-pytest_plugins = ["telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures"]
 
 
 def opened(name: str, group: str | None = None, **given_attributes: Any) -> RecordingSpan:
@@ -169,7 +169,7 @@ def test_name_that_is_no_text_costs_the_span_and_not_the_run(telemetry: Telemetr
     """``managed_span(group, 5)`` ends the training run; or it loses a span and does not say so."""
     ran = []
     for name in (5, None, ["x"]):
-        with managed_span("generation", name) as span:  # type: ignore[arg-type]
+        with managed_span("generation", name) as span:
             ran.append(name)
             # the body uses what it was given
             assert span is not None
@@ -275,7 +275,7 @@ def test_attributes_set_during_the_span(telemetry: Telemetry):
     with managed_span("generation", "a", n=1) as span:
         assert span is not None
         span.set_attribute("n", 2)
-        span.set_attribute("none", None)  # type: ignore[arg-type]
+        span.set_attribute("none", None)
         span.set_attributes({"m": 3, "s": "x"})
     found = attributes(telemetry.span("a"))
     assert (found["n"], found["m"], found["s"]) == (2, 3, "x")
@@ -490,7 +490,7 @@ def test_misuse_is_counted_and_never_raises(telemetry: Telemetry, misuse: Any):
 def test_end_time_that_is_no_time_costs_the_span_and_not_the_run(telemetry: Telemetry):
     """``end("now")`` raises, or leaves the span open for good."""
     for end in ("now", -1, 2**64, 1.5):
-        opened("a").end(end)  # type: ignore[arg-type]
+        opened("a").end(end)
     assert telemetry.spans() == []
     assert telemetry.drops == {"spans": 4}
     assert not _state.open_spans
@@ -645,6 +645,7 @@ def test_error_thrown_into_a_generator_leaves_the_consumers_spans_alone(telemetr
         assert consumer is not None
         assert consumer.is_recording()
     assert telemetry.span("numbers").status.code == 2
+
 
 def test_span_that_outlives_its_parent_leaves_nothing_current(telemetry: Telemetry):
     """A generator that began inside a span and is closed after it makes that dead span current, for good."""

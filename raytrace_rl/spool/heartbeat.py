@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -37,8 +37,15 @@ class Heartbeat:
     """
 
     def __init__(
-        self, writer: SpoolWriter, table: OpenTable | None, *, interval_s: float, stack_after_s: float
+        self,
+        writer: SpoolWriter,
+        table: OpenTable | None,
+        *,
+        interval_s: float,
+        stack_after_s: float,
+        each_beat: Sequence[Callable[[], None]] = (),
     ) -> None:
+        self._each_beat = each_beat
         self._writer = writer
         self._table = table
         self._journal = Journal(writer)
@@ -97,8 +104,10 @@ class Heartbeat:
         self._note_stacks(spans)
         if self._table is not None:
             self._table.reclaim({span.slot for span in spans})
-        self._record_drops()
         self._record_clock()
+        for call in self._each_beat:
+            call()
+        self._record_drops()
 
     def _record_drops(self) -> None:
         drops = dict(_state.drops)

@@ -104,14 +104,15 @@ class SpoolWriter:
 
     def append_record(self, record: bytes) -> bool:
         """Places a complete record, opening the next segment if the current one is full. False if it is dropped."""
+        length = len(record)  # here: a call between reading the position and moving it would let others take it too
         while True:
             segment = self.segment
             start = segment.position
-            segment.position = stop = start + len(record)
+            segment.position = stop = start + length
             try:
                 segment.buffer[start:stop] = record
             except (IndexError, ValueError):
-                if not self._roll(segment, start, len(record)):
+                if not self._roll(segment, start, length):
                     return False
             else:
                 return True
