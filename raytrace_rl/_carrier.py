@@ -157,7 +157,7 @@ def _scopes_text(scopes: _scopes.Scopes) -> str:
     if scopes.bucket is not None:
         parts.append(f"b={scopes.bucket}")
     if scopes.per_prompt:
-        parts.append("p=1")
+        parts.append("p=m" if scopes.muted else "p=1")
     return ";".join(parts)
 
 
@@ -282,7 +282,7 @@ def _read_scopes(header: Any) -> _scopes.Scopes | None:
         return None
     try:
         text, _, sender = header.partition("|")
-        iteration, bucket, per_prompt = _parse_scopes(text)
+        iteration, bucket, per_prompt, muted = _parse_scopes(text)
         queued_ns = None
         if sender:
             queued_ns = time_ns() - int(sender.partition(",")[0])
@@ -293,15 +293,15 @@ def _read_scopes(header: Any) -> _scopes.Scopes | None:
     except ValueError:
         _rubbish("raytrace", "no scopes of ours: %.80r", header)
         return None
-    return _scopes.Scopes(iteration, bucket, per_prompt, (), [] if queued_ns is None else [queued_ns])
+    return _scopes.Scopes(iteration, bucket, per_prompt, (), [] if queued_ns is None else [queued_ns], muted)
 
 
 @lru_cache(maxsize=256)
-def _parse_scopes(text: str) -> tuple[int | None, str | None, bool]:
+def _parse_scopes(text: str) -> tuple[int | None, str | None, bool, bool]:
     """Reads what `_scopes_text` wrote; words it does not know are a later version's, and left out."""
     iteration: int | None = None
     bucket: str | None = None
-    per_prompt = False
+    per_prompt = muted = False
     for part in text.split(";") if text else ():
         key, equals, value = part.partition("=")
         if not equals:
@@ -315,8 +315,9 @@ def _parse_scopes(text: str) -> tuple[int | None, str | None, bool]:
                 raise ValueError(part)
             bucket = value
         elif key == "p":
-            per_prompt = value == "1"
-    return iteration, bucket, per_prompt
+            per_prompt = value in ("1", "m")
+            muted = value == "m"
+    return iteration, bucket, per_prompt, muted
 
 
 def _rubbish(kind: str, message: str, *args: object) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, ParamSpec, TypeVar
 
 from raytrace_rl import _invocation, _state
-from raytrace_rl._span import ManagedSpan
 
 P = ParamSpec("P")
 R = TypeVar("R")
 #: Makes the span of one call.
-MakeSpan = Callable[[], ManagedSpan]
+MakeSpan = Callable[[], AbstractContextManager[Any]]
 
 
 def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
@@ -94,7 +94,7 @@ def around(fn: Callable[P, R], group: str, make: MakeSpan) -> Callable[P, R]:
     return wrapped
 
 
-def _leave(context: Context | None, span: ManagedSpan | None, error: BaseException | None) -> None:
+def _leave(context: Context | None, span: AbstractContextManager[Any] | None, error: BaseException | None) -> None:
     """Ends the span where it began, with the exception that is on its way out, if any.
 
     Not `sys.exc_info`: inside a generator that also knows the exception which its consumer is handling.

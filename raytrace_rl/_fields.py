@@ -63,15 +63,22 @@ def _stack_after(value: Any) -> float:
 
 
 def _max_mib(value: Any) -> int | None:
+    return _whole(value, 1, "a whole number of MiB from 1 up")
+
+
+def _prompts(value: Any) -> int | None:
+    return _whole(value, 0, "a whole number of prompts from 0 up")
+
+
+def _whole(value: Any, least: int, allowed: str) -> int | None:
     if value is None:
         return None
-    allowed = "a whole number of MiB from 1 up"
     if isinstance(value, str):
         try:
             value = parse_int(value)
         except ValueError:
             raise FieldError(f"allowed is {allowed}") from None
-    number = _number(value, 1, 2**40, allowed)
+    number = _number(value, least, 2**40, allowed)
     if number != int(number):
         raise FieldError(f"allowed is {allowed}")
     return int(number)
@@ -136,4 +143,5 @@ RULES: Final[dict[str, Rule]] = {
     "heartbeat_s": _heartbeat,
     "stack_after_s": _stack_after,
     "spool_max_mib": _max_mib,
+    "per_prompt_limit": _prompts,
 }

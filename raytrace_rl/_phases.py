@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from raytrace_rl import _otel_context, _scopes, _state
+from raytrace_rl import _otel_context, _prompts, _scopes, _state
 from raytrace_rl._head import NO_BUCKET
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._primitives import NO_SPAN, managed_span, umbrella_span
+from raytrace_rl._prompts import PER_PROMPT
 from raytrace_rl._span import RecordingSpan
 from raytrace_rl.buckets import Bucket, bucket_scope
 from raytrace_rl.efficiency import efficiency_category
@@ -175,7 +176,7 @@ class streaming_umbrella_span:
         self._span: Span | None = None
 
     def __enter__(self) -> Callable[[], AbstractContextManager[Span | None]]:
-        if self._group not in _state.enabled:
+        if self._group not in _state.enabled or (self._group in PER_PROMPT and _prompts.muted()):
             return lambda: NO_SPAN
         span: Any = umbrella_span(self._group, self._name, tracer=None, **self._attributes)
         if self._tracer is not None and callable(getattr(self._tracer, "start_span", None)):
@@ -240,7 +241,7 @@ def emit_span(
         context: OTel context that holds the parent; by default the current one.
         kind: Span kind.
     """
-    if group not in _state.enabled:
+    if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
         return
     try:
         start_ns, end_ns = int(start_s * 1e9), int(end_s * 1e9)
@@ -296,15 +297,34 @@ class span_attributes:
 
 
 class per_prompt_scope:
-    """Marks the work inside as one prompt's, so that `in_per_prompt_scope` says so, in remote workers too."""
+    """Marks the work inside as one prompt's, so that `in_per_prompt_scope` says so, in remote workers too.
 
-    __slots__ = ("_token",)
+    With ``per_prompt_limit`` set, the spans of ``PER_PROMPT`` groups inside are recorded for the first prompts of each
+    step only: every sample of a prompt or none. A scope inside another one belongs to the same prompt.
 
-    def __init__(self) -> None:
+    Args:
+        prompt: Names the prompt where its samples enter scopes of their own, such as an index or a hash; by default
+            each scope is a prompt by itself.
+    """
+
+    __slots__ = ("_prompt", "_token")
+
+    def __init__(self, prompt: Hashable | None = None) -> None:
+        self._prompt = prompt
         self._token: Token[_scopes.Scopes | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _scopes.var.set(_scopes.make(_scopes.var.get(), per_prompt=True))
+        base = _scopes.var.get()
+        if base is not None and base.per_prompt:
+            return
+        try:
+            admitted = _prompts.admit(
+                base.iteration if base is not None else None, object() if self._prompt is None else self._prompt
+            )
+        except TypeError:
+            _state.warn_once("prompt", "per_prompt_scope(%.80r): name a prompt by something hashable.", self._prompt)
+            admitted = True
+        self._token = _scopes.var.set(_scopes.make(base, per_prompt=True, muted=not admitted))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from opentelemetry.trace import Span
 
-from raytrace_rl import _decorators, _registry, _scopes, _state, _trees
+from raytrace_rl import _decorators, _prompts, _registry, _scopes, _state, _trees
 from raytrace_rl._head import NO_BUCKET
 from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl._prompts import PER_PROMPT
 from raytrace_rl._span import ManagedSpan
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def managed_span(
         return with_tracer(tracer, group, name, attributes)
     if group in _trees.ROOTS:
         return _trees.umbrella(group, name, attributes)
+    if group in PER_PROMPT and _prompts.muted():
+        return NO_SPAN  # type: ignore[no-any-return]
     return ManagedSpan(group, name, attributes)
 
 
@@ -80,7 +83,7 @@ def umbrella_span(
     Returns:
         A context manager that yields the span, or None if the group is disabled.
     """
-    if group not in _state.enabled:
+    if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
         return NO_SPAN  # type: ignore[no-any-return]
     if not _registry.is_umbrella(group):
         _state.warn_once(
@@ -122,8 +125,7 @@ def trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], 
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         label = _label(fn, name)
-        make = _trees.umbrella if group in _trees.ROOTS else ManagedSpan
-        return _decorators.around(fn, group, lambda: make(group, label, {}))
+        return _decorators.around(fn, group, lambda: managed_span(group, label))
 
     return decorate
 
@@ -138,12 +140,7 @@ def umbrella_trace_fn(group: str, name: str | None = None) -> Callable[[Callable
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         label = _label(fn, name)
-
-        def make() -> ManagedSpan:
-            span: Any = umbrella_span(group, label)
-            return span if isinstance(span, ManagedSpan) else ManagedSpan(group, label, {})
-
-        return _decorators.around(fn, group, make)
+        return _decorators.around(fn, group, lambda: umbrella_span(group, label))
 
     return decorate
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from raytrace_rl import _clock, _control, _encode, _metrics_pipeline, _state, logs, semconv
+from raytrace_rl import _clock, _control, _encode, _metrics_pipeline, _prompts, _state, logs, semconv
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
@@ -60,7 +60,10 @@ class Process:
 
     def _open(self) -> None:
         config = self.config
-        if config.exporter == "none":
+        if sink_override is not None:
+            self._sink = sink_override
+            self.exporting = True
+        elif config.exporter == "none":
             self._sink = NullSink()
         elif config.exporter == "console":
             self._sink = ConsoleSink()
@@ -245,6 +248,8 @@ class _ForkedSink:
 
 #: What runs in this process; None while telemetry is off.
 current: Process | None = None
+#: Takes every record instead of what the configuration names; `raytrace_rl.testing` alone sets it.
+sink_override: Sink | None = None
 
 
 def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Process:
@@ -261,6 +266,7 @@ def start(config: TelemetryConfig, resource: Mapping[str, AttributeValue]) -> Pr
     _encode.clear_caches()
     _state.static_cache.clear()
     _state.config = config
+    _prompts.forget()
     current = Process(config, resource)
     if config.traces_enabled:
         install_provider(current.resource)

@@ -22,12 +22,13 @@ class Scopes:
         iteration: Training step, or None.
         bucket: Bucket for leaf spans, or None for each group's own.
         per_prompt: Inside the work for one prompt.
+        muted: That prompt's per-prompt spans are not recorded (``per_prompt_limit``).
         attributes: ``(key, value)`` pairs put on every span.
         queued: Empty, or one queueing delay (ns) of the dispatched call. All scopes derived within the call share the
             list, and the first span opened in it, whatever scope it is in, takes the number out.
     """
 
-    __slots__ = ("attributes", "bucket", "chunk", "iteration", "per_prompt", "queued")
+    __slots__ = ("attributes", "bucket", "chunk", "iteration", "muted", "per_prompt", "queued")
 
     def __init__(
         self,
@@ -36,10 +37,12 @@ class Scopes:
         per_prompt: bool,
         attributes: tuple[tuple[str, Any], ...],
         queued: list[int],
+        muted: bool = False,
     ) -> None:
         self.iteration = iteration
         self.bucket = bucket
         self.per_prompt = per_prompt
+        self.muted = muted
         self.attributes = attributes
         self.queued = queued
         #: OTLP bytes of what every span inside gets; encoded by the first span that needs them.
@@ -65,6 +68,7 @@ def make(
     iteration: int | None = _UNCHANGED,
     bucket: str | None = _UNCHANGED,
     per_prompt: bool = _UNCHANGED,
+    muted: bool = _UNCHANGED,
     attributes: tuple[tuple[str, Any], ...] = _UNCHANGED,
     queued_ns: int | None = _UNCHANGED,
 ) -> Scopes:
@@ -77,6 +81,7 @@ def make(
         base.per_prompt if per_prompt is _UNCHANGED else per_prompt,
         base.attributes if attributes is _UNCHANGED else attributes,
         base.queued if queued_ns is _UNCHANGED else [] if queued_ns is None else [queued_ns],
+        base.muted if muted is _UNCHANGED else muted,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where records go when they do not go to a spool: nowhere, counted; nowhere, wanted; or the console."""
+"""Where records go when they do not go to a spool: nowhere, counted; nowhere, wanted; the console; or a test."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ class NullSink(NoSink):
 
     def append(self, kind: int, payload: bytes) -> bool:
         """Takes the record and forgets it, as asked."""
+        return True
+
+
+class MemorySink:
+    """Keeps records for a test to look at.
+
+    Attributes:
+        records: Kind and payload of each, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, bytes]] = []
+
+    def append_record(self, record: bytes) -> bool:
+        """Keeps the record."""
+        return self.append(record[4], record[RECORD_HEADER.size :])
+
+    def append(self, kind: int, payload: bytes) -> bool:
+        """Keeps the record."""
+        self.records.append((kind, payload))  # atomic: threads need no lock
         return True
 
 

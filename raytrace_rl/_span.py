@@ -6,7 +6,10 @@ thread) is encoded once at the start, where it doubles as the span's entry in th
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from contextvars import Token
+from inspect import CO_GENERATOR
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Final
@@ -495,9 +498,10 @@ class ManagedSpan(RecordingSpan):
     def _end_inside(self, exc: BaseException | None, end_ns: int) -> bool:
         """Settles what is current in the place of this span, at its end.
 
-        A generator that began in its consumer's context may be closed after the span around it, or in the middle of
-        another one; neither is to be changed. What a library inside this span left attached goes with it. A span
-        inside whose own ``__exit__`` a raising signal handler cut off at its first line is ended here.
+        A generator that began in its consumer's context may end after the span around it, or in the middle of another
+        one; neither is to be changed. Otherwise what is left current inside this span (by a library, by a generator
+        that is read no further) goes with it, and a span inside whose own ``__exit__`` a raising signal handler cut
+        off at its first line is ended here.
 
         Returns:
             Whether this span is still among those that are held, so that the context before it is to come back.
@@ -514,8 +518,14 @@ class ManagedSpan(RecordingSpan):
                 return False
             inner.append(current)
             current = before.get(HELD_KEY)
-        if inner and exc is not None and not isinstance(exc, GeneratorExit) and is_interrupt(exc):
+        if exc is not None and not isinstance(exc, GeneratorExit) and is_interrupt(exc):
             for span in inner:
                 span.set_status(StatusCode.ERROR, "interrupted")
                 span._finish(end_ns)
-        return True
+            return True
+        # The frame with the ``with`` statement; one of `contextlib`'s generators ends where its own ``with`` does.
+        holder = sys._getframe(2)
+        caller = holder.f_back
+        return not holder.f_code.co_flags & CO_GENERATOR or (
+            caller is not None and caller.f_code.co_filename == contextlib.__file__
+        )

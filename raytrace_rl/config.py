@@ -79,6 +79,7 @@ class TelemetryConfig:
         heartbeat_s: Seconds between two signs of life of a process, 0.01 to 3600.
         stack_after_s: Seconds a span is open before its Python stack is noted, 0 to 1e9 (in effect never).
         spool_max_mib: Bound of a node's spools in MiB; None for the lesser of 4 GiB and 5 % of free space.
+        per_prompt_limit: Prompts of a step whose ``PER_PROMPT`` spans are recorded, whole groups; None for all.
 
     Raises:
         ConfigError: A value is of the wrong type or not allowed.
@@ -99,6 +100,7 @@ class TelemetryConfig:
     heartbeat_s: float = 1.0
     stack_after_s: float = 60.0
     spool_max_mib: int | None = None
+    per_prompt_limit: int | None = None
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():

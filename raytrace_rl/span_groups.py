@@ -7,6 +7,8 @@ an umbrella; `resolve` turns a user's comma-separated spec into the set of group
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from raytrace_rl import _registry, _state
@@ -206,6 +208,33 @@ def apply_spec(spec: str | None) -> None:
     global _spec
     _spec = spec
     _state.enabled = resolve(spec) if spec is not None else frozenset()
+
+
+@dataclass(frozen=True)
+class SpanGroupStatus:
+    """What span groups do in a process at one moment.
+
+    Attributes:
+        spec: The spec in force, as configured or as ``raytrace-rl groups`` has it; None while nothing records.
+        enabled: Groups that record.
+        pending: Words of the spec that nobody has registered yet, in order: misspelt, or of a library to come.
+        registered: All groups that there are.
+        owners: Group to the namespace that registered it first.
+    """
+
+    spec: str | None
+    enabled: frozenset[str]
+    pending: tuple[str, ...]
+    registered: frozenset[str]
+    owners: Mapping[str, str]
+
+
+def span_group_status() -> SpanGroupStatus:
+    """Returns what span groups do in this process right now: for a log line at start, or when a span is missing."""
+    owners = dict(_registry.owners)
+    spec = _spec
+    pending = tuple(pending_words(spec)) if spec is not None else ()
+    return SpanGroupStatus(spec, _state.enabled, pending, frozenset(owners), MappingProxyType(owners))
 
 
 def is_span_group_enabled(group: str) -> bool:

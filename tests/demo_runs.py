@@ -18,14 +18,21 @@ ROOT = Path(__file__).parent.parent
 
 
 class Demo:
-    """A run of the demo in a process of its own."""
+    """A run of the demo in a process of its own.
 
-    def __init__(self, run_dir: Path, *flags: str) -> None:
+    Args:
+        run_dir: Its run directory.
+        flags: Of its command line.
+        telemetry: Settings that it finds in its environment; nothing of ours is there otherwise.
+    """
+
+    def __init__(self, run_dir: Path, *flags: str, **telemetry: str) -> None:
         environ = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("RAYTRACE_RL_", "NEMO_RL_OTEL_", "OTEL_"))
         }
+        environ |= {f"RAYTRACE_RL_{field.upper()}": value for field, value in telemetry.items()}
         self.run_dir = run_dir
         self.lines: list[str] = []
         self._stderr = run_dir.with_name(run_dir.name + ".stderr")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,16 @@ import pytest
 
 from raytrace_rl import _registry, _state, span_groups
 from tests.running import Telemetry, running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_in_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Removes what processes that a test has killed left in the tmpfs: nobody will come to bring it home."""
+    run_dirs: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for node in run_dirs.rglob("spool/*") if run_dirs is not None else ():
+        label = hashlib.sha256(os.fsencode(node)).hexdigest()[:16]
+        shutil.rmtree(f"/dev/shm/raytrace_rl-{os.getuid()}/{label}", ignore_errors=True)
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ OTHER = {
     "heartbeat_s": (0.25, "0.25"),
     "stack_after_s": (0.0, "0"),
     "spool_max_mib": (512, "512"),
+    "per_prompt_limit": (8, "8"),
 }
 
 #: For each field that can be wrong: a value from code and a text from an environment that it must refuse.
@@ -71,6 +72,7 @@ BAD = {
     "heartbeat_s": (0, "fast"),
     "stack_after_s": (math.inf, "nan"),
     "spool_max_mib": (0.5, "1_000"),
+    "per_prompt_limit": (-1, "few"),
 }
 
 
@@ -105,6 +107,7 @@ def test_defaults_are_the_documented_ones():
         heartbeat_s=1.0,
         stack_after_s=60.0,
         spool_max_mib=None,
+        per_prompt_limit=None,
     )
 
 
@@ -308,6 +311,7 @@ _valid = st.builds(
     heartbeat_s=st.floats(0.01, 3600),
     stack_after_s=st.floats(0, 1e9),
     spool_max_mib=st.none() | st.integers(1, 2**40),
+    per_prompt_limit=st.none() | st.integers(0, 2**40),
 )
 
 

@@ -139,12 +139,12 @@ def test_only_dispatch_sends_the_time(telemetry):
 @given(
     iteration=st.none() | st.integers(-(2**62), 2**62),
     bucket=st.none() | st.sampled_from(["productive", "overhead", "idle", "wasted"]),
-    per_prompt=st.booleans(),
+    per_prompt=st.sampled_from([(False, False), (True, False), (True, True)]),
 )
 def test_scopes_come_back_as_they_were_sent(iteration, bucket, per_prompt):
     """Catches a scope that the compact form cannot tell from another."""
-    scopes = _scopes.Scopes(iteration, bucket, per_prompt, (), [])
-    assert _carrier._parse_scopes(_carrier._scopes_text(scopes)) == (iteration, bucket, per_prompt)
+    scopes = _scopes.Scopes(iteration, bucket, per_prompt[0], (), [], muted=per_prompt[1])
+    assert _carrier._parse_scopes(_carrier._scopes_text(scopes)) == (iteration, bucket, *per_prompt)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading

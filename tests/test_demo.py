@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from examples.async_grpo.config import DemoConfig
+from examples.async_grpo.metrics import STEP_SERIES
 from raytrace_rl import cli
 from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.report import report
+from raytrace_rl.monitor.signals import metrics_of
 from tests.demo_runs import ancestors, assert_one_tree, named, run_demo
 
 if TYPE_CHECKING:
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 DEFAULTS = DemoConfig()
+#: Timer keys of umbrellas over many keys: their spans are called otherwise.
+UMBRELLAS = {"total_step_time": "rl.grpo.step", "total_validation_time": "rl.grpo.evaluate"}
+#: The gauges of a step, by the key they are logged under.
+SERIES = {
+    "reward": "rl.reward.mean",
+    "kl": "rl.kl.divergence",
+    "loss": "rl.policy.loss",
+    "entropy": "rl.entropy",
+    "grad_norm": "rl.grad_norm",
+    "lr": "rl.learning_rate",
+}
 #: Every process of a run, by the name that reports give it.
 LANES = {
     "driver",
@@ -99,7 +112,7 @@ def test_reward_stays_flat_at_learning_rate_zero(tmp_path):
     assert abs(last - first) < 0.02
     assert max(rewards) < 0.15
     assert len(set(flat.summary["validation"].values())) == 1, "greedy answers of an unchanged policy are the same"
-    assert sorted(path.name for path in flat.run_dir.iterdir()) == ["checkpoints", "summary.json"]
+    assert sorted(path.name for path in flat.run_dir.iterdir()) == ["checkpoints", "metrics.jsonl", "summary.json"]
     assert "goodput" not in flat.output
 
 
@@ -135,13 +148,32 @@ def test_constructors_and_set_up_are_in_the_tree(run):
         if row.name.startswith("rl.setup.") and row.process.role == "worker"
     }
     assert made == {
-        *(("rl.setup.generation_model", f"generation[{i}] GenerationWorker", "rl.setup.generation") for i in (0, 1)),
-        *(("rl.setup.training_model", f"training[{i}] TrainingRank", "rl.setup.training") for i in (0, 1)),
-        *(("rl.setup.process_group", f"training[{i}] TrainingRank", "rl.setup.training") for i in (0, 1)),
+        *(("rl.setup.generation_model", f"generation[{i}] GenerationWorker", "rl.setup.workers") for i in (0, 1)),
+        *(("rl.setup.training_model", f"training[{i}] TrainingRank", "rl.setup.workers") for i in (0, 1)),
+        *(("rl.setup.process_group", f"training[{i}] TrainingRank", "rl.setup.process_group") for i in (0, 1)),
         ("rl.setup.rendezvous", "training[0] TrainingRank", "rl.setup.training"),
-        ("rl.setup.staleness_queue", "replay_buffer ReplayBuffer", "rl.setup.replay_buffer"),
+        ("rl.setup.staleness_queue", "replay_buffer ReplayBuffer", "rl.setup.workers"),
         ("rl.setup.collector", "collector AsyncTrajectoryCollector", "rl.grpo.job"),
     }
+
+
+def test_startup_holds_everything_before_the_first_step(run):
+    """Catches start-up time outside its umbrella, and a wait for the first batches that counts as starvation."""
+    (startup,) = named(run, "rl.startup")
+    chains = ancestors(run)
+    phases = [row for row in run.spans if chains[row.span_id][:1] == [startup] and row.process.role == "driver"]
+    assert [(row.name, row.bucket) for row in phases] == [
+        ("rl.setup.ray", None),
+        ("rl.setup.workers", None),
+        ("rl.setup.training", None),
+        ("rl.setup.process_group", None),
+        ("rl.setup.generation", None),
+        ("rl.grpo.weight_sync", "overhead"),
+        ("rl.init.total", None),
+    ]
+    assert startup.until_ns <= named(run, "rl.grpo.step")[0].start_ns
+    rollouts = {chains[row.span_id][0].name for row in named(run, "rl.grpo.rollout")}
+    assert rollouts == {"rl.grpo.job"}, "their parent must live as long as they come"
 
 
 def test_rollouts_run_in_a_thread_each_and_overlap(run, demo):
@@ -220,11 +252,69 @@ def test_validation_is_overhead_on_remote_workers_too(run):
     assert {row.bucket for row in evaluations} == {None}
 
 
-def test_waiting_for_batches_is_idle_time_of_the_driver(run):
-    """Catches starvation that hides in the step: the one number that says whether generation keeps up."""
-    waits = named(run, "rl.grpo.buffer_starvation")
-    assert len(waits) == DEFAULTS.steps
-    assert {(row.bucket, row.process.role) for row in waits} == {("idle", "driver")}
+def test_waits_have_their_category_and_its_bucket(run, demo):
+    """Catches starvation or a bubble that hides in the step, and a wait beside work that is called idle time."""
+    waits = Counter((row.name, row.bucket, _name(row.process)) for row in run.spans if row.span_group == "efficiency")
+    started, collector = demo.summary["collector"]["started"], "collector AsyncTrajectoryCollector"
+    wasted = waits.pop(("rl.wasted.failed_trajectory", "wasted", collector), 0)
+    assert wasted == demo.summary["collector"]["unwanted"]
+    assert waits == {
+        ("rl.init.total", None, "driver"): 1,
+        ("rl.idle.buffer_starvation", "idle", "driver"): DEFAULTS.steps,
+        ("rl.idle.refit_bubble", "idle", "driver"): DEFAULTS.steps + 1,
+        ("rl.idle.buffer_full_backoff", "idle", collector): started,
+        ("rl.idle.generation_limit_pause", None, collector): started + 1,
+    }
+
+
+def _span_name(key: str) -> str:
+    """The span that a Timer key stands for; the keys with a slash have an owner's prefix."""
+    return UMBRELLAS.get(key) or ("rl." if "/" in key else "rl.grpo.") + key.replace("/", ".")
+
+
+@pytest.mark.parametrize("worker_group", [None, "collector"])
+def test_every_timer_key_has_a_span_of_its_name(run, demo, worker_group):
+    """Catches seconds in the log that nobody finds in the trace, under another name or of another duration."""
+    seconds = demo.summary["seconds"] if worker_group is None else demo.summary["collector"]["seconds"]
+    traced: dict[str, float] = defaultdict(float)
+    for row in run.spans:
+        if row.worker_group == worker_group:
+            traced[row.name] += (row.until_ns - row.start_ns) / 1e9
+    assert {key: traced[_span_name(key)] for key in seconds} == pytest.approx(seconds, rel=0.05, abs=0.5)
+    assert all(traced[_span_name(key)] > 0 for key in seconds)
+    assert worker_group or UMBRELLAS.keys() <= seconds.keys()
+
+
+def test_what_is_logged_is_teed(run, demo):
+    """Catches a gauge whose key is never logged, values that differ on the way, and clocks that are mixed up."""
+    logged = [json.loads(line) for line in (demo.run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in logged if line["prefix"] == "train" and "reward" in line]
+    assert [line["reward"] for line in steps] == demo.summary["rewards"]
+    points = metrics_of(demo.run_dir)
+    assert {point.process.role for point in points if point.name.startswith("rl.")} == {"driver"}
+    for key, name in SERIES.items():
+        values = [point.value for point in points if point.name == name]
+        assert set(values) <= {line[key] for line in steps}, name
+        assert values[-1] == steps[-1][key], name
+    assert {row.logger_key: row.name for row in STEP_SERIES} == SERIES
+    (setup,) = [line for line in logged if line["prefix"] == "timing/setup"]
+    phases = {point.attributes["rl.setup.phase"]: point.value for point in points if point.name == "rl.setup.duration"}
+    assert {f"{phase}_time_s": value for phase, value in phases.items()} == {
+        key: value for key, value in setup.items() if key.endswith("_time_s")
+    }
+    clocks = {
+        point.attributes["rl.efficiency.category"]: point.attributes["rl.efficiency.measurement"]
+        for point in points
+        if point.name == "rl.efficiency.seconds"
+    }
+    clocks.pop("wasted/failed_trajectory", None)
+    assert clocks == {
+        "init/total": "wall_clock",
+        "idle/buffer_starvation": "wall_clock",
+        "idle/refit_bubble": "wall_clock",
+        "idle/buffer_full_backoff": "thread_seconds",
+        "idle/generation_limit_pause": "collector_wall_clock",
+    }
 
 
 def test_checkpoint_holds_a_trained_policy(demo):

@@ -11,6 +11,7 @@ import pytest
 
 from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.report import report, text
+from raytrace_rl.monitor.signals import logs_of
 from tests.demo_runs import Demo, assert_one_tree
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def killed(tmp_path_factory) -> Iterator[tuple[Demo, int, set[str], set[str]]]:
     Yields:
         The demo after its end, the worker's pid, and the ids of the spans that it had ended and had open when killed.
     """
-    demo = Demo(tmp_path_factory.mktemp("killed") / "run", "--steps", str(KILLED_STEPS))
+    # With the log bridge: what workers say is then part of a run that has something to say.
+    demo = Demo(tmp_path_factory.mktemp("killed") / "run", "--steps", str(KILLED_STEPS), logs_enabled="1")
     try:
         pid, ended, opened = _kill_while_generating(demo)
         yield demo.wait(), pid, ended, opened
@@ -101,3 +103,18 @@ def test_trace_with_a_killed_worker_is_still_one_tree(killed):
     assert {"rl.setup.generation_model", "rl.grpo.generation", "rl.grpo.weight_sync"} <= {
         row.name for row in run.spans if row.process is again[0]
     }
+
+
+def test_logs_of_workers_stand_at_their_spans(killed):
+    """Catches a bridge that is off in the workers, and records that have lost the span in which they were logged."""
+    demo, pid, _, _ = killed
+    spans = {row.span_id: row for row in load_run(demo.run_dir).spans}
+    found = logs_of(demo.run_dir)
+    versions = [row for row in found if row.logger == "examples.async_grpo.generation"]
+    assert {row.severity_text for row in versions} == {"INFO"}
+    assert {spans[row.span_id or ""].name for row in versions} == {"rl.grpo.weight_sync"}
+    assert all(spans[row.span_id or ""].process.key == row.process.key for row in versions)
+    assert {row.process.pid for row in versions} > {pid}
+    lost = [row for row in found if row.severity_text == "WARNING" and " lost batch " in row.body]
+    assert len(lost) == demo.summary["collector"]["retried"]
+    assert {spans[row.span_id or ""].name for row in lost} == {"rl.grpo.rollout"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -11,12 +10,13 @@ import torch
 
 from examples.async_grpo.collector import CollectorReport
 from examples.async_grpo.config import DemoConfig, parse_arguments
-from examples.async_grpo.loss import clipped_policy_loss
-from examples.async_grpo.model import Policy
+from examples.async_grpo.loss import clipped_policy_loss, kl_estimate
+from examples.async_grpo.metrics import MetricsFile, step_metrics
+from examples.async_grpo.model import Policy, chosen, mean_entropy
 from examples.async_grpo.replay_buffer import StalenessQueue
 from examples.async_grpo.results import Results
 from examples.async_grpo.task import NUM_DIGITS, sample_prompts, score
-from examples.async_grpo.timer import Timer
+from examples.async_grpo.training import PolicyUpdate
 from examples.async_grpo.trajectories import Generation, RolloutBatch, group_relative_advantages, shard
 
 
@@ -232,21 +232,68 @@ def test_bad_settings_end_in_one_clear_line(flags, named, capsys):
     assert named in capsys.readouterr().err.splitlines()[-1]
 
 
-def _fail_within(timer: Timer) -> None:
-    with timer.time("a"):
-        raise KeyError
+def test_entropy_is_that_of_the_distributions():
+    """Catches a sign, a base of the logarithm, or a sum where a mean belongs."""
+    uniform = torch.full((2, 3, 8), 1 / 8).log()
+    assert mean_entropy(uniform).item() == pytest.approx(np.log(8))
+    certain = torch.nn.functional.log_softmax(torch.eye(4)[None] * 50, dim=2)
+    assert mean_entropy(certain).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_timer_sums_by_key_and_survives_exceptions():
-    """Catches a phase that vanishes from the step line because its body raised, or that overwrites its sum."""
-    timer = Timer()
-    waiter = threading.Event()
-    with timer.time("a"):
-        waiter.wait(0.01)
-    first = timer.seconds["a"]
-    with pytest.raises(KeyError):
-        _fail_within(timer)
-    assert timer.seconds["a"] > first >= 0.01
+def test_kl_estimate_is_right_on_average():
+    """Catches the two policies taken for each other: over the policy's own samples the estimate is the divergence."""
+    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.3, 0.5])
+    exact = (policy * (policy / reference).log()).sum()
+    estimate = (policy * kl_estimate(policy.log(), reference.log())).sum()
+    assert estimate.item() == pytest.approx(exact.item())
+    assert torch.equal(kl_estimate(policy.log(), policy.log()), torch.zeros(3))
+
+
+def test_log_probs_are_picked_from_the_distributions_of_their_places():
+    """Catches a training rank whose entropy and log-probabilities are of different places."""
+    policy = _policy()
+    prompts = torch.from_numpy(sample_prompts(np.random.default_rng(0), 8, 4))
+    responses = torch.from_numpy(sample_prompts(np.random.default_rng(1), 8, 4))
+    with torch.no_grad():
+        distributions = policy.response_distributions(prompts, responses)
+        torch.testing.assert_close(distributions.exp().sum(dim=2), torch.ones(8, 4))
+        torch.testing.assert_close(chosen(distributions, responses), policy.response_log_probs(prompts, responses))
+
+
+def test_step_metrics_hold_gauges_and_efficiency_seconds():
+    """Catches seconds under a key that the tee does not know, and phases that are no category among them."""
+    driver = {"idle/refit_bubble": 0.5, "weight_sync": 2.0}
+    collector = {"idle/buffer_full_backoff": 7.0, "reward": 1.0}
+    found = step_metrics(0.25, PolicyUpdate(0.1, 0.2, 0.3, 0.4, 0.5), driver, collector)
+    assert found == {
+        "reward": 0.25,
+        "loss": 0.1,
+        "kl": 0.2,
+        "entropy": 0.3,
+        "grad_norm": 0.4,
+        "lr": 0.5,
+        "efficiency/idle/refit_bubble_s": 0.5,
+        "efficiency/idle/buffer_full_backoff_s": 7.0,
+    }
+
+
+def test_metrics_file_has_a_line_for_each_call(tmp_path):
+    """Catches a file that keeps the last line only, and values without their step."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.log_metrics({"a": 1.5}, 1, prefix="train")
+    file.log_metrics({"a": 2.5}, 2)
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        {"step": 1, "prefix": "train", "a": 1.5},
+        {"step": 2, "prefix": "", "a": 2.5},
+    ]
+
+
+def test_seconds_add_up_over_steps():
+    """Catches a summary of the last step only: the Timer starts anew with each."""
+    results = Results()
+    results.add_seconds({"a": 1.0, "b": 2.0})
+    results.add_seconds({"a": 0.5})
+    assert results.seconds == {"a": 1.5, "b": 2.0}
 
 
 def test_summary_file_holds_settings_and_results(tmp_path):

@@ -17,6 +17,8 @@ from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.model import Run
 from tests.running import child, read_records
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 PRELUDE = """
 import json, multiprocessing, os, random, sys, threading, time
 from raytrace_rl import _ids, _process, _state, setup

@@ -19,6 +19,8 @@ from raytrace_rl.spool import listing, seal
 from raytrace_rl.spool.format import Kind
 from tests.running import child, read_records, spans_of
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 KILLER = """
 import json, os, random, select, signal, struct, sys, threading, time
 from raytrace_rl import instrumentation, setup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import threading
@@ -686,6 +687,26 @@ def test_span_closed_inside_another_leaves_that_one_current(telemetry: Telemetry
         generator.close()
         assert trace.get_current_span() is foreign
     _span.otel_var.set(outside)
+
+
+def test_what_is_left_current_inside_a_span_goes_with_it(telemetry: Telemetry):
+    """A generator that is read no further stays the parent of all that its consumer does for the rest of the run."""
+
+    def numbers() -> Any:
+        with managed_span("data_processing", "numbers"):
+            yield 1
+
+    @contextlib.contextmanager
+    def step() -> Any:
+        with umbrella_span("step", "step"):
+            yield
+
+    kept = []
+    for around in (managed_span("generation", "outer"), step()):
+        with around:
+            kept.append(numbers())
+            next(kept[-1])
+        assert not trace.get_current_span().get_span_context().is_valid
 
 
 def test_context_that_somebody_left_attached_goes_with_the_span(telemetry: Telemetry):

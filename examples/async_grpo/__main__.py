@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -15,7 +16,7 @@ from raytrace_rl import telemetry_session, umbrella_span
 
 
 def run(arguments: Arguments) -> Path:
-    """Runs the job; returns its run directory, which holds trace, checkpoints and ``summary.json``."""
+    """Runs the job; returns its run directory, which holds trace, checkpoints, metrics and ``summary.json``."""
     started = time.monotonic()
     settings: dict[str, object] = {"enabled": arguments.telemetry}
     if arguments.run_dir is not None:
@@ -24,12 +25,12 @@ def run(arguments: Arguments) -> Path:
         # Without telemetry the session has no run directory of its own.
         run_dir = Path(session.run_dir or arguments.run_dir or f"raytrace_runs/plain-{time.time_ns()}").absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
-        driver = Driver(arguments.config, run_dir)
         with umbrella_span(G.U_JOB, "rl.grpo.job"):
-            with umbrella_span(G.U_SETUP, "rl.setup.ray"):
-                session.init_ray(num_cpus=2, include_dashboard=False, logging_level=logging.WARNING)
+            driver = Driver(arguments.config, run_dir)
             try:
-                driver.set_up()
+                driver.set_up(
+                    partial(session.init_ray, num_cpus=2, include_dashboard=False, logging_level=logging.WARNING)
+                )
                 driver.train()
             finally:
                 driver.take_down()

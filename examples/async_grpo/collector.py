@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +24,16 @@ from examples.async_grpo.trajectories import Generation, RolloutBatch
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import TracedActor, accepts_trace_context, managed_span, traced, umbrella_span
 from raytrace_rl.context import TraceContext
+from raytrace_rl.instrumentation import efficiency_span, emit_span, setup_span
+from raytrace_rl.metrics import RL_EFFICIENCY_CATEGORY_ATTR
+from raytrace_rl.timer import Timer
 
 logger = logging.getLogger(__name__)
 
 #: Before the slot of a failed rollout is used again: with every worker gone the loop must not spin. Seconds.
 _FAILURE_PAUSE_S: Final = 0.5
+#: The efficiency category of rollouts that nothing is trained on.
+_WASTED: Final = "wasted/failed_trajectory"
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,16 @@ class CollectorReport:
         retried: Calls that a lost generation worker failed, made again on another.
         failed: Rollout batches given up.
         last_error: Why the last of them failed.
+        unwanted: Rollout batches that the replay buffer did not take: too stale on arrival, or come after its end.
+        seconds: Seconds by Timer key since the start. Those of rollout threads add up over threads.
     """
 
     started: int
     retried: int
     failed: int
     last_error: str | None
+    unwanted: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @ray.remote
@@ -62,7 +71,7 @@ class AsyncTrajectoryCollector(TracedActor):
         super().__init__(worker_group="collector")
         # Outlives the call that constructs it: the driver creates the collector right under the job span.
         self._trace_context = TraceContext.capture()
-        with umbrella_span(G.U_SETUP, "rl.setup.collector"):
+        with setup_span("collector"):
             self._config = config
             self._generators = [traced(generator) for generator in generators]
             self._buffer = traced(buffer)
@@ -71,7 +80,8 @@ class AsyncTrajectoryCollector(TracedActor):
             self._stopping = threading.Event()
             self._lock = threading.Lock()
             self._threads: list[threading.Thread] = []
-            self._started = self._retried = self._failed = 0
+            self._timer = Timer(span_prefix="rl.grpo")  # never reset: its seconds are those since the start
+            self._started = self._retried = self._failed = self._unwanted = 0
             self._last_error: str | None = None
 
     @accepts_trace_context
@@ -95,7 +105,8 @@ class AsyncTrajectoryCollector(TracedActor):
     def report(self) -> CollectorReport:
         """Returns the counts so far."""
         with self._lock:
-            return CollectorReport(self._started, self._retried, self._failed, self._last_error)
+            counts = self._started, self._retried, self._failed, self._last_error, self._unwanted
+        return CollectorReport(*counts, seconds=self._timer.totals())
 
     def _start_thread(self, target: Any, *args: Any, name: str) -> None:
         thread = self._trace_context.thread(target, args=args, name=name, daemon=True)
@@ -110,25 +121,35 @@ class AsyncTrajectoryCollector(TracedActor):
     def _collect(self) -> None:
         """The collection loop: a new rollout thread whenever a slot is free."""
         for batch_id in itertools.count():
-            with managed_span(G.EFFICIENCY, "rl.grpo.rollout_slot_wait", **{"rl.bucket": "idle"}):
+            pause = efficiency_span("idle/generation_limit_pause")
+            with self._timer.time("idle/generation_limit_pause", span=pause):
                 self._free_slots.acquire()
             if self._stopping.is_set():
                 return
-            with managed_span(G.DATA_PROCESSING, "rl.grpo.data_processing", **{"rl.batch_id": batch_id}):
+            processing = managed_span(G.DATA_PROCESSING, "rl.grpo.data_processing", **{"rl.batch_id": batch_id})
+            with self._timer.time("data_processing", span=processing):
                 prompts = sample_prompts(self._rng, self._config.num_prompts, self._config.prompt_length)
             self._started += 1
             self._start_thread(self._rollout, batch_id, prompts, name=f"rollout-{batch_id}")
 
     def _rollout(self, batch_id: int, prompts: IntArray) -> None:
         """One rollout batch from prompts to replay buffer, in a thread of its own."""
+        started = time.time()
         try:
             with umbrella_span(G.U_ROLLOUT, "rl.grpo.rollout", **{"rl.batch_id": batch_id}):
                 generation = self._generate(batch_id, prompts)
-                with managed_span(G.REWARD, "rl.grpo.reward"):
+                with self._timer.time("reward", group=G.REWARD):
                     rewards = score(prompts, generation.responses)
                 batch = RolloutBatch(batch_id, prompts, generation, rewards)
-                with managed_span(G.EFFICIENCY, "rl.grpo.buffer_room_wait", **{"rl.bucket": "idle"}):
-                    ray.get(self._buffer.push.remote(batch), timeout=CALL_TIMEOUT_S)
+                made = time.time()
+                backoff = efficiency_span("idle/buffer_full_backoff")
+                with self._timer.time("idle/buffer_full_backoff", span=backoff):
+                    taken = ray.get(self._buffer.push.remote(batch), timeout=CALL_TIMEOUT_S)
+                if not taken:
+                    logger.info("rollout batch %d of version %d is not wanted", batch_id, batch.weight_version)
+                    with self._lock:
+                        self._unwanted += 1
+                    self._record_waste(batch_id, started, made)
         except Exception as error:
             # One batch less: the loop goes on, and a run that starves for good ends at the driver's own deadline.
             if not self._stopping.is_set():
@@ -137,8 +158,15 @@ class AsyncTrajectoryCollector(TracedActor):
                 self._failed += 1
                 self._last_error = f"{type(error).__name__}: {error}"
             self._stopping.wait(_FAILURE_PAUSE_S)
+            self._record_waste(batch_id, started, time.time())
         finally:
             self._free_slots.release()
+
+    def _record_waste(self, batch_id: int, started: float, ended: float) -> None:
+        """Notes that a rollout was in vain, which is known only at its end; times are seconds since the epoch."""
+        self._timer.record(_WASTED, ended - started)
+        attributes = {RL_EFFICIENCY_CATEGORY_ATTR: _WASTED, "rl.bucket": "wasted", "rl.batch_id": batch_id}
+        emit_span(G.EFFICIENCY, "rl.wasted.failed_trajectory", started, ended, attributes=attributes)
 
     def _generate(self, batch_id: int, prompts: IntArray) -> Generation:
         """Generates on the workers in turn; where one is lost, its neighbour takes the batch."""

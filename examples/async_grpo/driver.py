@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +15,37 @@ from ray.exceptions import GetTimeoutError, RayError
 from examples.async_grpo.collector import AsyncTrajectoryCollector
 from examples.async_grpo.config import CALL_TIMEOUT_S, DemoConfig
 from examples.async_grpo.generation import GenerationWorker
+from examples.async_grpo.metrics import MetricsFile, efficiency_seconds, step_metrics
 from examples.async_grpo.replay_buffer import ReplayBuffer, Sample
 from examples.async_grpo.results import Results
 from examples.async_grpo.task import sample_prompts, score
-from examples.async_grpo.timer import Timer
-from examples.async_grpo.training import TrainingRank
+from examples.async_grpo.training import PolicyUpdate, TrainingRank
 from examples.async_grpo.trajectories import group_relative_advantages, shard
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import iteration_scope, managed_span, traced, umbrella_span
 from raytrace_rl.actors import flush_and_kill
-from raytrace_rl.buckets import Bucket, bucket_scope
+from raytrace_rl.context import TraceContext
+from raytrace_rl.instrumentation import efficiency_span, evaluate_span, setup_span, startup_span
+from raytrace_rl.metrics import SETUP_TIMING_PREFIX, SetupTimingMetrics, TeeingLogger
+from raytrace_rl.timer import Timer
 
 logger = logging.getLogger(__name__)
 
 
 class Driver:
-    """One run: ``set_up``, ``train``, ``take_down``.
+    """One run: ``set_up``, ``train``, ``take_down``; made right under the job span.
 
     Args:
         config: The run's settings.
-        run_dir: Where checkpoints go.
+        run_dir: Where checkpoints and metrics go.
     """
 
     def __init__(self, config: DemoConfig, run_dir: Path) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._timer = Timer()
+        self._job = TraceContext.capture()
+        self._timer = Timer(span_prefix="rl.grpo")
+        self._logger = TeeingLogger(MetricsFile(run_dir / "metrics.jsonl"))
         self._generators: list[Any] = []
         self._refitted: list[Any] = []
         self._ranks: list[Any] = []
@@ -46,85 +53,105 @@ class Driver:
         self._collector: Any = None
         held_out = np.random.default_rng([config.seed, 1])
         self._validation_prompts = sample_prompts(held_out, config.validation_prompts, config.prompt_length)
-        self.results = Results(seconds=self._timer.seconds)
+        self.results = Results()
 
-    def set_up(self) -> None:
-        """Creates every actor, joins the training ranks in one process group and starts collecting.
+    def set_up(self, init_ray: Callable[[], object]) -> None:
+        """Does everything before the first step, up to a buffer that holds the first step's batches.
 
-        Actors are created first and waited for afterwards, so that their processes start side by side.
+        Args:
+            init_ray: Starts Ray.
         """
-        config = self._config
-        with umbrella_span(G.U_SETUP, "rl.setup.generation"):
-            self._generators = [traced(GenerationWorker).remote(i, config) for i in range(config.num_generators)]
-        with umbrella_span(G.U_SETUP, "rl.setup.replay_buffer"):
-            self._buffer = traced(ReplayBuffer).remote(config.buffer_batches, config.max_staleness)
-        # Under the job span itself: the collector's threads hang from what is current here as long as they live.
-        self._collector = traced(AsyncTrajectoryCollector).remote(config, self._generators, self._buffer)
-        with umbrella_span(G.U_SETUP, "rl.setup.training"):
-            self._ranks = [traced(TrainingRank).remote(i, config) for i in range(config.num_training_ranks)]
-            address = _get(traced(self._ranks[0]).open_rendezvous.remote())
-            _get([traced(rank).join.remote(address) for rank in self._ranks])
-        self._refit(version=0)
-        _get(traced(self._collector).start.remote())
+        timer, started = self._timer, time.perf_counter()
+        with startup_span():
+            with timer.time("setup/ray", span=setup_span("ray")):
+                init_ray()
+            with timer.time("setup/workers", span=setup_span("workers")):
+                self._create_actors()
+            with timer.time("setup/training", span=setup_span("training")):
+                address = _get(traced(self._ranks[0]).open_rendezvous.remote())
+            with timer.time("setup/process_group", span=setup_span("process_group")):
+                _get([traced(rank).join.remote(address) for rank in self._ranks])
+            with timer.time("setup/generation", span=setup_span("generation")):
+                _wait([worker.drain.remote() for worker in self._generators])
+            self._refit(version=0)
+            _get(traced(self._collector).start.remote())
+            with timer.time("init/total", span=efficiency_span("init/total")):
+                _get(self._buffer.wait_for.remote(self._config.batches_per_step))
+        self._log_startup(time.perf_counter() - started)
 
     def train(self) -> None:
         """Runs every training step, printing one line for each."""
         for step in range(1, self._config.steps + 1):
-            with iteration_scope(step), umbrella_span(G.U_STEP, "rl.grpo.step"):
-                self._train_step(step)
+            with iteration_scope(step):
+                with self._timer.time("total_step_time", span=umbrella_span(G.U_STEP, "rl.grpo.step")):
+                    sample, update = self._train_step(step)
+                self._log_step(step, sample, update)
 
     def take_down(self) -> None:
         """Stops the collector, flushes every actor's telemetry and only then kills the actors."""
         if self._collector is not None:
             try:
                 ray.get(self._buffer.close.remote(), timeout=CALL_TIMEOUT_S / 4)
-                self.results.collector = ray.get(traced(self._collector).stop.remote(), timeout=CALL_TIMEOUT_S / 2)
+                report = ray.get(traced(self._collector).stop.remote(), timeout=CALL_TIMEOUT_S / 2)
+                self.results.collector = report
+                last = len(self.results.rewards)
+                self._logger.log_metrics(efficiency_seconds(report.seconds), last, prefix="train")
             except (RayError, GetTimeoutError) as error:
                 logger.warning("the collector did not stop cleanly: %s", _reason(error))
         actors = [self._collector, self._buffer, *self._generators, *self._ranks]
         flush_and_kill([actor for actor in actors if actor is not None])
 
-    def _train_step(self, step: int) -> None:
+    def _create_actors(self) -> None:
+        """Creates every actor and waits for none, so that their processes start side by side."""
+        config = self._config
+        self._generators = [traced(GenerationWorker).remote(i, config) for i in range(config.num_generators)]
+        self._buffer = traced(ReplayBuffer).remote(config.buffer_batches, config.max_staleness)
+        with self._job.attach():
+            # The collector's threads hang from what is current here as long as they live, and startup will be over.
+            self._collector = traced(AsyncTrajectoryCollector).remote(config, self._generators, self._buffer)
+        self._ranks = [traced(TrainingRank).remote(i, config) for i in range(config.num_training_ranks)]
+
+    def _train_step(self, step: int) -> tuple[Sample, PolicyUpdate]:
         config, timer = self._config, self._timer
-        before = dict(timer.seconds)
-        with (
-            timer.time("buffer_starvation"),
-            managed_span(G.EFFICIENCY, "rl.grpo.buffer_starvation", **{"rl.bucket": "idle"}),
-        ):
+        with timer.time("idle/buffer_starvation", span=efficiency_span("idle/buffer_starvation")):
             sample: Sample = _get(traced(self._buffer).sample.remote(config.batches_per_step, step - 1))
-        with timer.time("advantage"), managed_span(G.ADVANTAGE, "rl.grpo.advantage"):
-            rewards = np.concatenate([batch.rewards for batch in sample.batches])
-            shards = shard(sample.batches, group_relative_advantages(rewards), len(self._ranks))
-        with timer.time("reference_logprobs"), managed_span(G.LOGPROB, "rl.grpo.reference_logprobs"):
+        with timer.time("advantage", group=G.ADVANTAGE):
+            advantages = group_relative_advantages(sample.rewards)
+            shards = shard(sample.batches, advantages, len(self._ranks))
+        with timer.time("reference_logprobs", group=G.LOGPROB):
             # References: shards and log-probabilities go to the ranks by way of the object store, once each.
             parts = [ray.put(part) for part in shards]
             references = [
                 traced(rank).reference_log_probs.remote(part) for rank, part in zip(self._ranks, parts, strict=True)
             ]
             _wait(references)
-        attributes = {"rl.staleness.max": max(sample.staleness), "rl.reward.mean": float(rewards.mean())}
-        with timer.time("policy_training"), managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **attributes):
+        attributes = {"rl.staleness.max": max(sample.staleness), "rl.reward.mean": float(sample.rewards.mean())}
+        update = managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **attributes)
+        with timer.time("policy_training", span=update):
             calls = [
                 traced(rank).train.remote(part, reference, step)
                 for rank, part, reference in zip(self._ranks, parts, references, strict=True)
             ]
-            losses = _get(calls)
+            updates: list[PolicyUpdate] = _get(calls)
         self._refit(version=step)
         if step % config.validation_every == 0 or step == config.steps:
             self._validate(step)
         if step % config.checkpoint_every == 0 or step == config.steps:
             self._save_checkpoint(step)
-        self._record(step, sample, float(rewards.mean()), losses[0], before)
+        return sample, updates[0]
 
     def _refit(self, version: int) -> None:
         """Brings the generation workers to ``version``; one that is lost is left out until the next time."""
-        with (
-            self._timer.time("weight_sync"),
-            managed_span(G.DATA_PLANE, "rl.grpo.weight_sync", **{"rl.weight_version": version}),
-        ):
+        sync = managed_span(G.DATA_PLANE, "rl.grpo.weight_sync", **{"rl.weight_version": version})
+        with self._timer.time("weight_sync", span=sync):
             # The weights go from rank 0 to the object store and from there to every worker, never through the driver.
             weights = traced(self._ranks[0]).weights.remote()
+            _wait([weights])
+            drained = [worker.drain.remote() for worker in self._generators]
             calls = [traced(worker).update_weights.remote(weights, version) for worker in self._generators]
+            with self._timer.time("idle/refit_bubble", span=efficiency_span("idle/refit_bubble")):
+                # Workers take the weights after what they are generating now. One that is lost is found out below.
+                ray.wait(drained, num_returns=len(drained), timeout=CALL_TIMEOUT_S, fetch_local=False)
             self._refitted = []
             for worker, call in zip(self._generators, calls, strict=True):
                 try:
@@ -139,23 +166,19 @@ class Driver:
         if not self._refitted:
             logger.warning("no validation at step %d: no generation worker has its weights", step)
             return
-        with (
-            self._timer.time("validation"),
-            umbrella_span(G.U_EVALUATE, "rl.grpo.evaluate"),
-            bucket_scope(Bucket.OVERHEAD),
-        ):
+        with self._timer.time("total_validation_time", span=evaluate_span("grpo")):
             parts = np.array_split(self._validation_prompts, len(self._refitted))
             calls = [
                 traced(worker).generate.remote(part, 1, None)
                 for worker, part in zip(self._refitted, parts, strict=True)
             ]
             try:
-                with managed_span(G.GENERATION, "rl.grpo.validation"):
+                with self._timer.time("validation", group=G.GENERATION):
                     generations = _get(calls)
             except (RayError, GetTimeoutError) as error:
                 logger.warning("no validation at step %d: %s", step, _reason(error))
                 return
-            with managed_span(G.REWARD, "rl.grpo.reward"):
+            with self._timer.time("reward", group=G.REWARD):
                 scores = score(self._validation_prompts, np.concatenate([g.responses for g in generations]))
                 accuracy = float((scores == 1).mean())
             self.results.validation[step] = accuracy
@@ -163,22 +186,47 @@ class Driver:
 
     def _save_checkpoint(self, step: int) -> None:
         path = self._run_dir / "checkpoints" / f"step-{step:04d}.pt"
-        with self._timer.time("checkpointing"), managed_span(G.CHECKPOINT, "rl.grpo.checkpointing"):
+        with self._timer.time("checkpointing", group=G.CHECKPOINT):
             _get(traced(self._ranks[0]).save_checkpoint.remote(path, step))
 
-    def _record(self, step: int, sample: Sample, reward: float, loss: float, before: dict[str, float]) -> None:
+    def _log_startup(self, total_s: float) -> None:
+        spent = self._take_seconds()
+        phases = SetupTimingMetrics(
+            worker_setup_time_s=spent["setup/workers"],
+            policy_init_time_s=spent["setup/training"],
+            collective_init_time_s=spent["setup/process_group"],
+            generation_init_time_s=spent["setup/generation"],
+            weight_sync_time_s=spent["weight_sync"],
+            total_setup_time_s=total_s,
+            extras={"ray_init_time_s": spent["setup/ray"], "first_batches_time_s": spent["init/total"]},
+        )
+        self._logger.log_metrics(phases.to_metrics_dict(), 0, prefix=SETUP_TIMING_PREFIX)
+        self._logger.log_metrics(efficiency_seconds(spent), 0, prefix="train")
+
+    def _log_step(self, step: int, sample: Sample, update: PolicyUpdate) -> None:
+        spent = self._take_seconds()
+        reward = float(sample.rewards.mean())
         self.results.rewards.append(reward)
-        self.results.losses.append(loss)
+        self.results.losses.append(update.loss)
         self.results.staleness.extend(sample.staleness)
         self.results.refused = sample.refused
-        spent = {key: seconds - before.get(key, 0.0) for key, seconds in self._timer.seconds.items()}
+        collector = _get(self._collector.report.remote())
+        self._logger.log_metrics(step_metrics(reward, update, spent, collector.seconds), step, prefix="train")
+        self._logger.log_metrics(spent, step, prefix="timing/train")
         print(
-            f"step {step:3d}/{self._config.steps}  reward {reward:.3f}  loss {loss:+.4f}  "
+            f"step {step:3d}/{self._config.steps}  reward {reward:.3f}  loss {update.loss:+.4f}  "
             f"staleness {' '.join(map(str, sample.staleness))}  refused {sample.refused}  "
-            f"wait {spent['buffer_starvation']:.2f} s  train {spent['policy_training']:.2f} s  "
+            f"wait {spent['idle/buffer_starvation']:.2f} s  train {spent['policy_training']:.2f} s  "
             f"refit {spent['weight_sync']:.2f} s",
             flush=True,
         )
+
+    def _take_seconds(self) -> dict[str, float]:
+        """Returns the Timer's seconds by key, and starts it anew."""
+        spent = self._timer.totals()
+        self._timer.reset()
+        self.results.add_seconds(spent)
+        return spent
 
 
 def _get(refs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,8 @@ from examples.async_grpo.task import FloatArray, IntArray
 from examples.async_grpo.trajectories import Generation
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import TracedActor, accepts_trace_context, managed_span, umbrella_span
+
+logger = logging.getLogger(__name__)
 
 
 @ray.remote(max_restarts=3)
@@ -57,6 +60,9 @@ class GenerationWorker(TracedActor):
             shape = (len(prompts), num_generations, -1)
             return Generation(responses.numpy().reshape(shape), log_probs.numpy().reshape(shape), self._weight_version)
 
+    def drain(self) -> None:
+        """Returns once whatever was being generated is done: calls are executed one by one, as they arrive."""
+
     @accepts_trace_context
     def update_weights(self, weights: Mapping[str, FloatArray], version: int) -> None:
         """Takes the weights of ``version`` (parameter name to array), after whatever is being generated now."""
@@ -64,3 +70,4 @@ class GenerationWorker(TracedActor):
             # Copies: arrays out of Ray's object store are read-only and shared, which torch does not know.
             self._policy.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
             self._weight_version = version
+            logger.info("generating with version %d from here on", version)

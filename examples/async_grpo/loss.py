@@ -34,6 +34,18 @@ def clipped_policy_loss(
     ratio = (log_probs - old_log_probs).exp()
     weights = advantages.unsqueeze(1)
     surrogate = torch.minimum(ratio * weights, ratio.clamp(1 - clip, 1 + clip) * weights)
+    return (kl_coefficient * kl_estimate(log_probs, reference_log_probs) - surrogate).mean()
+
+
+def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """Each token's k3 estimate of the KL divergence to the reference policy (Schulman, "Approximating KL Divergence").
+
+    Args:
+        log_probs: Under the policy, ``[rows, length]``.
+        reference_log_probs: Under the reference policy, ``[rows, length]``.
+
+    Returns:
+        Nats, ``[rows, length]``; never negative, and zero where the two policies agree.
+    """
     towards_reference = reference_log_probs - log_probs
-    kl = towards_reference.exp() - towards_reference - 1
-    return (kl_coefficient * kl - surrogate).mean()
+    return towards_reference.exp() - towards_reference - 1

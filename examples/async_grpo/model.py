@@ -60,11 +60,20 @@ class Policy(nn.Module):
         x = self.blocks(self.token(tokens) + self.position(positions))
         return functional.log_softmax(self.head(self.norm(x)), dim=-1)
 
-    def response_log_probs(self, prompts: Tensor, responses: Tensor) -> Tensor:
-        """Log-probability of each response token, ``[rows, length]``, for prompts and responses of that shape."""
+    def response_distributions(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        """Log-probabilities of all tokens at each response place, ``[rows, length, vocabulary]``.
+
+        Args:
+            prompts: ``[rows, length]``.
+            responses: ``[rows, length]``; each place sees those before it.
+        """
         tokens = torch.cat([_open(prompts), responses[:, :-1]], dim=1)
         log_probs: Tensor = self(tokens)[:, self.prompt_length :]
-        return log_probs.gather(2, responses.unsqueeze(2)).squeeze(2)
+        return log_probs
+
+    def response_log_probs(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        """Log-probability of each response token, ``[rows, length]``, for prompts and responses of that shape."""
+        return chosen(self.response_distributions(prompts, responses), responses)
 
     @torch.no_grad()
     def sample(self, prompts: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -78,12 +87,22 @@ class Policy(nn.Module):
         for _ in range(self.prompt_length):
             log_probs = self(tokens)[:, -1]
             if generator is None:
-                chosen = log_probs.argmax(dim=1, keepdim=True)
+                token = log_probs.argmax(dim=1, keepdim=True)
             else:
-                chosen = torch.multinomial(log_probs.exp(), 1, generator=generator)
-            chosen_log_probs.append(log_probs.gather(1, chosen))
-            tokens = torch.cat([tokens, chosen], dim=1)
+                token = torch.multinomial(log_probs.exp(), 1, generator=generator)
+            chosen_log_probs.append(log_probs.gather(1, token))
+            tokens = torch.cat([tokens, token], dim=1)
         return tokens[:, self.prompt_length + 1 :], torch.cat(chosen_log_probs, dim=1)
+
+
+def chosen(distributions: Tensor, tokens: Tensor) -> Tensor:
+    """Picks the log-probabilities of ``tokens [rows, length]`` from ``distributions [rows, length, vocabulary]``."""
+    return distributions.gather(2, tokens.unsqueeze(2)).squeeze(2)
+
+
+def mean_entropy(distributions: Tensor) -> Tensor:
+    """Entropy of each place in nats, averaged over ``distributions [rows, length, vocabulary]``; a scalar."""
+    return -(distributions.exp() * distributions).sum(dim=2).mean()
 
 
 def _open(prompts: Tensor) -> Tensor:

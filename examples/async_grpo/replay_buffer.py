@@ -6,12 +6,15 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import ray
 
 from examples.async_grpo.config import CALL_TIMEOUT_S
+from examples.async_grpo.task import FloatArray
 from examples.async_grpo.trajectories import RolloutBatch
 from raytrace_rl import RLSpanGroup as G
-from raytrace_rl import TracedActor, accepts_trace_context, managed_span, safe_set_span_attributes, umbrella_span
+from raytrace_rl import TracedActor, accepts_trace_context, managed_span, safe_set_span_attributes
+from raytrace_rl.instrumentation import setup_span
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Sample:
     batches: tuple[RolloutBatch, ...]
     staleness: tuple[int, ...]
     refused: int
+
+    @property
+    def rewards(self) -> FloatArray:
+        """Rewards of all batches, ``[prompts, generations]``."""
+        return np.concatenate([batch.rewards for batch in self.batches])
 
 
 class StalenessQueue:
@@ -93,7 +101,7 @@ class ReplayBuffer(TracedActor):
 
     def __init__(self, capacity: int, max_staleness: int) -> None:
         super().__init__(worker_group="replay_buffer")
-        with umbrella_span(G.U_SETUP, "rl.setup.staleness_queue"):
+        with setup_span("staleness_queue"):
             self._queue = StalenessQueue(capacity, max_staleness)
             self._changed = asyncio.Condition()
             self._closed = False
@@ -112,6 +120,15 @@ class ReplayBuffer(TracedActor):
             self._changed.notify_all()
             return accepted
 
+    async def wait_for(self, count: int) -> None:
+        """Returns once ``count`` batches are there.
+
+        Raises:
+            RuntimeError: They did not come within half the call timeout.
+        """
+        async with self._changed:
+            await self._wait_for(count)
+
     @accepts_trace_context
     async def sample(self, count: int, version: int) -> Sample:
         """Waits for ``count`` batches fresh enough to train the policy of ``version``, and hands them out.
@@ -122,14 +139,7 @@ class ReplayBuffer(TracedActor):
         async with self._changed:
             aged_out = self._queue.advance(version)
             self._changed.notify_all()
-            enough = self._changed.wait_for(lambda: len(self._queue) >= count)
-            try:
-                await asyncio.wait_for(enough, timeout=CALL_TIMEOUT_S / 2)
-            except asyncio.TimeoutError:
-                raise RuntimeError(
-                    f"starved: {len(self._queue)} of {count} batches for version {version} after "
-                    f"{CALL_TIMEOUT_S / 2:.0f} s, {self._queue.refused} refused so far"
-                ) from None
+            await self._wait_for(count)
             with managed_span(G.DATA_PLANE, "rl.grpo.buffer_sample", **{"rl.weight_version": version}) as span:
                 batches = self._queue.take(count)
                 staleness = tuple(self._queue.staleness(batch) for batch in batches)
@@ -137,6 +147,16 @@ class ReplayBuffer(TracedActor):
                 safe_set_span_attributes(span, attributes)
             self._changed.notify_all()
             return Sample(batches, staleness, self._queue.refused)
+
+    async def _wait_for(self, count: int) -> None:
+        try:
+            enough = self._changed.wait_for(lambda: len(self._queue) >= count)
+            await asyncio.wait_for(enough, timeout=CALL_TIMEOUT_S / 2)
+        except asyncio.TimeoutError:
+            raise RuntimeError(
+                f"starved: {len(self._queue)} of {count} batches after {CALL_TIMEOUT_S / 2:.0f} s, "
+                f"{self._queue.refused} refused so far"
+            ) from None
 
     async def close(self) -> None:
         """Sends waiting producers home; nothing is stored from here on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Results:
         staleness: Weight versions behind, of every batch that was trained on.
         refused: Batches that the staleness limit refused.
         missed_refits: Refits that a generation worker missed.
-        seconds: Wall clock by phase of the step.
+        seconds: The driver's wall clock by Timer key. Some keys hold others, so that they do not add up.
         total_s: Wall clock of the whole run.
         collector: The collector's own counts; None where it could not be asked.
     """
@@ -35,6 +36,11 @@ class Results:
     seconds: dict[str, float] = field(default_factory=dict)
     total_s: float = 0.0
     collector: CollectorReport | None = None
+
+    def add_seconds(self, spent: Mapping[str, float]) -> None:
+        """Adds seconds by Timer key."""
+        for key, seconds in spent.items():
+            self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
     def write(self, path: Path, config: DemoConfig) -> None:
         """Writes the results and the settings behind them to ``path``."""

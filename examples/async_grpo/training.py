@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,34 @@ import torch
 import torch.distributed as dist
 
 from examples.async_grpo.config import CALL_TIMEOUT_S, DemoConfig
-from examples.async_grpo.loss import clipped_policy_loss
-from examples.async_grpo.model import Policy
+from examples.async_grpo.loss import clipped_policy_loss, kl_estimate
+from examples.async_grpo.model import Policy, chosen, mean_entropy
 from examples.async_grpo.task import FloatArray
 from examples.async_grpo.trajectories import TrainingShard
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import TracedActor, accepts_trace_context, managed_span, umbrella_span
+from raytrace_rl.instrumentation import setup_span
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """What one step's update measured in its last epoch, over all ranks.
+
+    Attributes:
+        loss: The loss.
+        kl: KL divergence to the reference policy per token, in nats; the k3 estimate.
+        entropy: The policy's entropy per response token, in nats.
+        grad_norm: L2 norm of the averaged gradient, before it was clipped.
+        learning_rate: The optimizer's.
+    """
+
+    loss: float
+    kl: float
+    entropy: float
+    grad_norm: float
+    learning_rate: float
 
 
 @ray.remote
@@ -45,7 +69,7 @@ class TrainingRank(TracedActor):
     @accepts_trace_context
     def open_rendezvous(self) -> tuple[str, int]:
         """On rank 0: opens the group's store on a port that the system picks; returns its host and port."""
-        with umbrella_span(G.U_SETUP, "rl.setup.rendezvous"):
+        with setup_span("rendezvous"):
             host = ray.util.get_node_ip_address()
             self._store = dist.TCPStore(
                 host, 0, self._config.num_training_ranks, is_master=True, wait_for_workers=False
@@ -55,7 +79,7 @@ class TrainingRank(TracedActor):
     @accepts_trace_context
     def join(self, address: tuple[str, int]) -> None:
         """Joins the process group whose store is at ``address``."""
-        with umbrella_span(G.U_SETUP, "rl.setup.process_group"):
+        with setup_span("process_group"):
             world_size = self._config.num_training_ranks
             timeout = timedelta(seconds=CALL_TIMEOUT_S)
             store = self._store or dist.TCPStore(*address, world_size, is_master=False, timeout=timeout)
@@ -70,7 +94,7 @@ class TrainingRank(TracedActor):
             return array
 
     @accepts_trace_context
-    def train(self, shard: TrainingShard, reference_log_probs: FloatArray, version: int) -> float:
+    def train(self, shard: TrainingShard, reference_log_probs: FloatArray, version: int) -> PolicyUpdate:
         """Runs one step's update on this rank's shard.
 
         Args:
@@ -79,25 +103,32 @@ class TrainingRank(TracedActor):
             version: The weight version that the update makes.
 
         Returns:
-            The last epoch's loss, averaged over the ranks.
+            What it measured; the same on every rank.
         """
         config = self._config
         with managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **{"rl.weight_version": version}):
             prompts, responses = _tensor(shard.prompts), _tensor(shard.responses)
             old, reference = _tensor(shard.old_log_probs), _tensor(reference_log_probs)
             advantages = _tensor(shard.advantages)
-            loss = torch.zeros(())
+            measured, grad_norm = torch.zeros(3), torch.zeros(())
             for _ in range(config.epochs):
-                log_probs = self._policy.response_log_probs(prompts, responses)
+                distributions = self._policy.response_distributions(prompts, responses)
+                log_probs = chosen(distributions, responses)
                 loss = clipped_policy_loss(
                     log_probs, old, reference, advantages, clip=config.clip, kl_coefficient=config.kl_coefficient
                 )
                 self._optimizer.zero_grad()
                 loss.backward()
                 self._average_gradients()
-                torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
+                grad_norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
                 self._optimizer.step()
-            return self._mean_over_ranks(loss.detach())
+                with torch.no_grad():
+                    divergence = kl_estimate(log_probs, reference).mean()
+                    measured = torch.stack([loss, divergence, mean_entropy(distributions)])
+            mean_loss, kl, entropy = self._mean_over_ranks(measured)
+            update = PolicyUpdate(mean_loss, kl, entropy, grad_norm.item(), self._optimizer.param_groups[0]["lr"])
+            logger.info("version %d: loss %+.4f, gradient norm %.3f", version, update.loss, update.grad_norm)
+            return update
 
     @accepts_trace_context
     def weights(self) -> dict[str, FloatArray]:
@@ -114,6 +145,7 @@ class TrainingRank(TracedActor):
             state = {"step": step, "policy": self._policy.state_dict(), "optimizer": self._optimizer.state_dict()}
             torch.save(state, partial)
             partial.replace(path)
+            logger.info("wrote %s", path)
 
     def _average_gradients(self) -> None:
         """Averages the gradients over the ranks, as one flat tensor: one message an update."""
@@ -125,10 +157,12 @@ class TrainingRank(TracedActor):
         for gradient, averaged in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(averaged.view_as(gradient))
 
-    def _mean_over_ranks(self, value: torch.Tensor) -> float:
-        total = value.clone()
+    def _mean_over_ranks(self, values: torch.Tensor) -> list[float]:
+        """Averages each of ``values`` (one dimension) over the ranks."""
+        total = values.clone()
         dist.all_reduce(total)
-        return total.item() / self._config.num_training_ranks
+        means: list[float] = (total / self._config.num_training_ranks).tolist()
+        return means
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -1,0 +1,99 @@
+"""docs/reference.md keeps up with the code, and the groups of the code keep up with what presets are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import reference
+from raytrace_rl import span_groups
+from raytrace_rl._fields import RULES
+from raytrace_rl.buckets import Bucket
+from raytrace_rl.config import TelemetryConfig
+from raytrace_rl.efficiency import efficiency_categories
+from raytrace_rl.span_groups import ALL_GROUPS, PER_PROMPT_GROUPS, PRESETS, RLSpanGroup
+
+#: The groups that the package and the examples open spans in.
+EMITTED_GROUPS = reference.emitted_groups()
+
+
+def _cells(heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading of the page, without marks of code."""
+    section = reference.PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    table = section[section.index("| ") :].partition("\n\n")[0]
+    return [[cell.strip().strip("`") for cell in line.strip("| \n").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def test_page_is_what_the_code_says(tmp_path: Path):
+    """Code and page have drifted apart. (In a process of its own: other tests register groups and metrics.)"""
+    written = tmp_path / "reference.md"
+    done = subprocess.run(
+        [sys.executable, "-m", "docs.reference", str(written)],
+        cwd=reference.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert written.read_text() == reference.PAGE.read_text(), "run: make reference"
+
+
+def test_page_has_every_row():
+    """The page agrees with its generator, and both leave something out."""
+    assert [row[0] for row in _cells("Span groups")] == list(dict.fromkeys(reference._constants()))
+    assert {row[0] for row in _cells("Span groups")} == ALL_GROUPS
+    assert {row[0] for row in _cells("Presets")} == {*PRESETS, "all", "none"}
+    assert {row[0] for row in _cells("Buckets")} == {bucket.value for bucket in Bucket}
+    categories = {row[0]: row for row in _cells("Efficiency categories")}
+    assert categories.keys() == efficiency_categories().keys()
+    for name, category in efficiency_categories().items():
+        assert categories[name][1:4] == [category.bucket.value, category.measurement, category.window]
+    variables = {row[0] for row in _cells("Environment variables")}
+    assert variables == {f"RAYTRACE_RL_{field.name.upper()}" for field in dataclasses.fields(TelemetryConfig)}
+    assert variables == {f"RAYTRACE_RL_{field.upper()}" for field in RULES}
+    assert {row[0].split()[1] for row in _cells("Command line")} >= {"report", "export", "lint", "groups"}
+    assert {row[0] for row in _cells("Metrics")} >= {"rl.efficiency.seconds", "rl.setup.duration"}
+
+
+def test_every_span_that_the_package_names_is_on_the_page():
+    """A helper is added whose span stands in no table."""
+    listed = {row[0] for row in _cells("Spans")}
+    opened = {
+        site.name.replace("<...>", "*")
+        for site in reference.sites("raytrace_rl")
+        if site.name is not None and site.group is not None and not site.name.startswith("<")
+    }
+    assert opened >= {"rl.startup", "rl.setup.*", "rl.*.evaluate", "rl.setup.model_init"}
+    masked = {"rl.setup.<phase>": "rl.setup.*"}
+    assert opened <= {masked.get(name, name.replace("<algorithm>", "*")) for name in listed} | listed
+
+
+def test_emitted_groups_are_found():
+    """The search has gone blind, and everything that follows from it holds of nothing."""
+    assert {"job", "step", "rollout", "setup", "evaluate", "generation", "reward", "efficiency"} <= EMITTED_GROUPS
+    by_file = {Path(site.path).name for site in reference.sites("examples") if site.group is not None}
+    assert {"__main__.py", "driver.py", "collector.py", "generation.py", "training.py"} <= by_file
+
+
+def test_emitted_groups_are_reached_by_a_preset():
+    """A group that code opens spans in is in no preset that people choose: nobody would ever see them."""
+    assert PRESETS["default"] | PRESETS["per_step"] >= EMITTED_GROUPS - PER_PROMPT_GROUPS
+    assert EMITTED_GROUPS <= ALL_GROUPS
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_per_prompt_groups_are_reached_by_nothing_but_all(preset: str):
+    """Someone who chooses a preset gets spans by the prompt, as many as the data set is long."""
+    assert PER_PROMPT_GROUPS
+    assert span_groups.resolve(preset).isdisjoint(PER_PROMPT_GROUPS)
+    assert span_groups.resolve("all") >= PER_PROMPT_GROUPS
+
+
+def test_groups_of_the_class_are_all_registered():
+    """A constant is added to the class and stays out of the registry: ``all`` would not reach it."""
+    assert {value for name, value in vars(RLSpanGroup).items() if name.isupper()} <= span_groups.resolve("all")
