@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs-check clean
+.PHONY: help demo test test-failed lint format bench docs-check reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ demo: $(STAMP) ## run the asynchronous GRPO demo on local Ray and print its good
 
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest
+
+test-failed: $(STAMP) ## run the tests that failed last time, alone
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy --strict, and our own lint on ourselves
 	$(BIN)/python -m ruff check .
@@ -32,6 +35,9 @@ bench: $(STAMP) ## measure the costs that the documentation states
 
 docs-check: $(STAMP) ## follow every link of the documentation and run every Python block in it
 	$(BIN)/python -m pytest tests/test_docs.py
+
+reference: $(STAMP) ## write docs/reference.md anew from the code
+	$(BIN)/python -m docs.reference
 
 clean: ## remove the environment, the caches and the runs of the demo
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist

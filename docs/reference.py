@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: groups, presets, buckets, categories, spans, metrics, variables and commands, from the code.
+"""Writes docs/reference.md from the code: groups, presets, buckets, categories, spans, metrics, variables, commands.
 
 ``make reference`` (``python -m docs.reference``) writes it anew; ``tests/test_reference.py`` fails where it is behind.
 """
@@ -99,7 +99,8 @@ def _sites(groups: Groups, module: Module) -> Iterator[Site]:
                 spanned = by_helper(argument.replace(HOLE, "<...>"))
                 yield Site(spanned.group, spanned.name, path)
             continue
-        for name in groups.strings.texts(module, span.name) or [None]:
+        names: list[str | None] = [*groups.strings.texts(module, span.name)]
+        for name in names or [None]:
             yield Site(_group(groups, module, span.group), name.replace(HOLE, "<...>") if name else None, path)
     for call in module.calls:  # Timer.time(label, group=...)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -170,31 +171,45 @@ def emitted_by_the_package() -> list[Emitted]:
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
+_HEAD: Final = """\
+# Reference
+
+Written by `python -m docs.reference` from the code; do not edit it by hand. Meanings are in
+[architecture.md](architecture.md), the report's in [report.md](report.md), the rules of `raytrace-rl lint` in
+[lint.md](lint.md)."""
+_OF_GROUPS: Final = """\
+An umbrella spans other work and has no bucket; its spans may overlap each other. A leaf has one. `all` also reaches
+what libraries register."""
+_OF_BUCKETS: Final = """\
+Where several threads of a process claim an instant, it belongs to the first of productive, overhead, wasted, idle.
+`rl.bucket` has one of:"""
+_OF_CATEGORIES: Final = """\
+Thread-seconds are never added to a wall clock. A value over `run` covers everything since the process started and sums
+over no steps."""
+_OF_FIELDS: Final = "Each field of `TelemetryConfig`; `NEMO_RL_OTEL_<FIELD>` stands behind `RAYTRACE_RL_<FIELD>`."
+
+
 def page() -> str:
     """Returns the text of the page."""
+    spans = [(f"`{span.name}`", f"`{span.group}`", span.by) for span in emitted_by_the_package()]
+    buckets = [(f"`{bucket.value}`", text) for bucket, text in _BUCKETS.items()]
     parts = [
-        "# Reference",
-        "Written by `python -m docs.reference` from the code; do not edit it by hand. Meanings are in "
-        "[architecture.md](architecture.md), the report's in [report.md](report.md), the rules of `raytrace-rl lint` "
-        "in [lint.md](lint.md).",
+        _HEAD,
         "## Span groups",
-        "An umbrella spans other work and has no bucket; its spans may overlap each other. A leaf has one. `all` also "
-        "reaches what libraries register.",
+        _OF_GROUPS,
         _table(("group", "kind", "default bucket", "`default`", "`per_step`", "`all`", "opened by"), _groups()),
         "## Presets",
         _table(("preset", "groups"), _presets()),
         "## Buckets",
-        "In this order they own an instant that several threads of a process claim: productive, overhead, wasted, idle. "
-        "`rl.bucket` has one of:",
-        _table(("bucket", "what it is"), [(f"`{bucket.value}`", text) for bucket, text in _BUCKETS.items()]),
+        _OF_BUCKETS,
+        _table(("bucket", "what it is"), buckets),
         "## Efficiency categories",
-        "Thread-seconds are never added to a wall clock. A value over `run` covers everything since the process "
-        "started and sums over no steps.",
+        _OF_CATEGORIES,
         _table(("category", "bucket", "clock", "window", "span", "bucket on the span"), _categories()),
         "## Spans",
         "Those whose names the package chooses; all others have the name that they are given.",
-        _table(("span", "group", "made by"), [(f"`{n}`", f"`{g}`", by) for n, g, by in emitted_by_the_package()]),
-        "The demo opens these besides:",
+        _table(("span", "group", "made by"), spans),
+        "The demo opens these:",
         _table(("span", "group", "file"), _demo_spans()),
         "## Metrics",
         "Those that the package declares:",
@@ -202,7 +217,7 @@ def page() -> str:
         "Those that the demo declares, each beside the code that logs it:",
         _table(("series", "kind", "unit", "logger key", "what it is"), _demo_metrics()),
         "## Environment variables",
-        "Each field of `TelemetryConfig`; `NEMO_RL_OTEL_<FIELD>` stands behind `RAYTRACE_RL_<FIELD>`.",
+        _OF_FIELDS,
         _table(("variable", "default", "meaning"), _fields()),
         "Read besides, by the modules named:",
         _table(("variable", "module"), _variables()),
@@ -280,7 +295,8 @@ def _demo_metrics() -> Iterator[tuple[str, ...]]:
         for call in module.calls:
             if groups.project.api(module, call.func) != "TeedMetric":
                 continue
-            given = {**dict(zip(names, call.args, strict=False)), **{k.arg: k.value for k in call.keywords}}
+            given: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
+            given.update(zip(names, call.args, strict=False))
             texts = {name: groups.strings.text(module, given.get(name)) or "" for name in names}
             yield (
                 f"`{texts['name']}`",
@@ -317,9 +333,9 @@ def _variables() -> list[tuple[str, str]]:
         if "lint" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _VARIABLE.fullmatch(node.value):
-                if node.value not in fields:
-                    found.setdefault(node.value, set()).add(f"`{path.stem}`")
+            name = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(name, str) and _VARIABLE.fullmatch(name) and name not in fields:
+                found.setdefault(name, set()).add(f"`{path.stem}`")
     return [(f"`{name}`", ", ".join(sorted(modules))) for name, modules in sorted(found.items())]
 
 

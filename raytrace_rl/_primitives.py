@@ -56,8 +56,11 @@ def managed_span(
     Returns:
         A context manager that yields the span, or None if the group is disabled.
     """
-    if group not in _state.enabled:
-        return NO_SPAN  # type: ignore[no-any-return]
+    try:
+        if group not in _state.enabled:
+            return NO_SPAN  # type: ignore[no-any-return]
+    except Exception as error:  # what cannot be hashed is no group
+        return _no_group(group, name, error)
     if tracer is not None:
         return with_tracer(tracer, group, name, attributes)
     if group in _trees.ROOTS:
@@ -83,8 +86,11 @@ def umbrella_span(
     Returns:
         A context manager that yields the span, or None if the group is disabled.
     """
-    if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
-        return NO_SPAN  # type: ignore[no-any-return]
+    try:
+        if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
+            return NO_SPAN  # type: ignore[no-any-return]
+    except Exception as error:
+        return _no_group(group, name, error)
     if not _registry.is_umbrella(group):
         _state.warn_once(
             f"umbrella:{group}",
@@ -145,6 +151,14 @@ def umbrella_trace_fn(group: str, name: str | None = None) -> Callable[[Callable
     return decorate
 
 
+def _no_group(group: object, name: object, error: Exception) -> AbstractContextManager[Span | None]:
+    """Leaves out a span whose group is none: the body runs without it."""
+    if is_interrupt(error):
+        raise error
+    _state.warn_once("no-group", "A %s is no span group: span %.80r is left out.", type(group).__name__, name)
+    return NO_SPAN  # type: ignore[no-any-return]
+
+
 def _label(fn: Callable[..., Any], name: str | None) -> str:
     return name or str(getattr(fn, "__qualname__", repr(fn)))
 
@@ -163,7 +177,7 @@ class iteration_scope:
         self._token: Token[_scopes.Scopes | None] | None = None
         try:
             self._n = int(n)
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # an int() of the user's that raises
             if is_interrupt(error):
                 raise
             _state.warn_once("iteration", "iteration_scope(%.80r): a training step is an integer. It is ignored.", n)

@@ -314,6 +314,13 @@ class RecordingSpan(SpanApi):
                 self._rare = Rare()
             self._rare.dropped_attributes += excess
             _state.count_drop("attributes", excess)
+            _state.warn_once(
+                "attribute-count",
+                "Span %r has %d attributes beyond the limit of %d (OTEL_ATTRIBUTE_COUNT_LIMIT): the last are dropped.",
+                self.name,
+                excess,
+                _encode.attribute_count_limit,
+            )
 
     def _shrink(self, parts: list[bytes], lost: int) -> bytes:
         """Drops the largest parts, attributes and events, until the record fits; each is counted beside those ``lost``.

@@ -7,6 +7,7 @@ why on stderr.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from raytrace_rl.monitor.export import FORMATS, export
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Run, UnreadableRunError
 from raytrace_rl.monitor.report import report, text
+from raytrace_rl.spool import seal
 
 OK: Final = 0
 FINDINGS: Final = 1
@@ -110,7 +112,8 @@ def _duration(text: str) -> float:
 
 def _load(path: str) -> Run:
     """Loads the run, and says that it does while someone watches."""
-    watched = sys.stderr.isatty()
+    _bring_home(path)
+    watched = sys.stderr is not None and sys.stderr.isatty()
     if watched:
         print(f"reading {path} ...", end="", file=sys.stderr, flush=True)
     try:
@@ -118,6 +121,14 @@ def _load(path: str) -> Run:
     finally:
         if watched:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _bring_home(path: str) -> None:
+    """Moves what killed processes of this host left in a tmpfs into the run directory, where that can be written."""
+    for directory in Path(path).glob("spool/*/"):
+        if os.access(directory, os.W_OK):
+            with contextlib.suppress(OSError):
+                seal.adopt_orphans(str(directory))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -134,9 +145,16 @@ def _export(options: argparse.Namespace) -> int:
     if options.out == "-":
         export(run, options.format, sys.stdout.buffer)
         return OK
-    out = Path(options.out)
+    out = Path(options.out).resolve()  # behind a link lies what is meant
     if out.is_dir():
-        raise _UsageError(f"{out}: is a directory")
+        raise _UsageError(f"{options.out}: is a directory")
+    if out.exists() and not out.is_file():  # a device, a pipe: written to, never replaced
+        with out.open("wb") as stream:
+            written = export(run, options.format, stream)
+        print(f"{written} spans written to {options.out}", file=sys.stderr)
+        return OK
+    if not out.parent.is_dir():
+        raise _UsageError(f"{options.out}: there is no directory {out.parent}")
     # The run may be the file that is overwritten: it is whole until the new one is.
     temporary = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:

@@ -105,7 +105,7 @@ class telemetry_session:
             return
         self._flush()
         shutdown_telemetry()
-        if self._summary and self._run_dir is not None:
+        if self._summary and self._run_dir is not None and Path(self._run_dir, "spool").is_dir():
             self._print_summary(self._run_dir)
 
     def _flush(self) -> None:

@@ -83,15 +83,15 @@ class Demo:
         return summary
 
 
-def run_demo(run_dir: Path, *flags: str) -> Demo:
+def run_demo(run_dir: Path, *flags: str, **telemetry: str) -> Demo:
     """Runs the demo to its end; once more if Ray's own start timed out, as it does now and then on busy machines."""
     try:
-        return Demo(run_dir, *flags).wait()
+        return Demo(run_dir, *flags, **telemetry).wait()
     except AssertionError as error:
         if "timed out during startup" not in str(error):
             raise
         print(f"ray.init timed out, trying once more: {error}", file=sys.stderr)
-        return Demo(run_dir.with_name(run_dir.name + "-again"), *flags).wait()
+        return Demo(run_dir.with_name(run_dir.name + "-again"), *flags, **telemetry).wait()
 
 
 def named(run: Run, name: str) -> list[SpanRow]:

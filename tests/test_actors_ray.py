@@ -169,6 +169,7 @@ def test_a_restarted_actor_says_so(traced_test):
     actor = traced(remote(traced_actors.Worker, max_restarts=1, max_task_retries=-1).remote())
     first = get(actor.work.remote("first life"))
     ray.kill(actor, no_restart=False)
+    wait_until(lambda: not Path(f"/proc/{first}").exists(), "the first life to end")
     second = get(actor.work.remote("second life"))
     assert first != second
     assert traced_test.one("first life").incarnation == 0

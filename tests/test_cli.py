@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -126,3 +127,38 @@ def test_broken_pipe(run_dir):
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
     assert done.stderr == b""
     assert done.stdout.endswith(b"0\n")
+
+
+def test_export_writes_to_devices_and_pipes_and_through_links(run_dir, tmp_path, capsys):
+    """Catches an export that replaces /dev/stdout, a FIFO or a link by a regular file."""
+    import threading
+
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    assert main(["export", str(run_dir), "--format", "otlp-json", "--out", str(fifo)]) == 0
+    reader.join(20)
+    assert got
+    assert got[0].startswith(b"{")
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    assert main(["export", str(run_dir), "--format", "otlp-json", "--out", str(link)]) == 0
+    assert link.is_symlink()
+    assert (tmp_path / "target").read_bytes() == got[0]
+
+    nowhere = tmp_path / "no" / "where"
+    assert main(["export", str(run_dir), "--format", "otlp-json", "--out", str(nowhere)]) == 2
+    assert str(nowhere) in capsys.readouterr().err
+
+
+def test_a_huge_file_of_something_else_is_refused_unread(tmp_path, capsys):
+    """Catches a mistyped path whose file is read whole into memory before it is found to be none of ours."""
+    huge = tmp_path / "checkpoint.bin"
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    assert main(["report", str(huge)]) == 2
+    assert "neither" in capsys.readouterr().err

@@ -115,6 +115,6 @@ def test_logs_of_workers_stand_at_their_spans(killed):
     assert {spans[row.span_id or ""].name for row in versions} == {"rl.grpo.weight_sync"}
     assert all(spans[row.span_id or ""].process.key == row.process.key for row in versions)
     assert {row.process.pid for row in versions} > {pid}
-    lost = [row for row in found if row.severity_text == "WARNING" and " lost batch " in row.body]
+    lost = [row for row in found if row.severity_text == "WARNING" and " lost batch " in str(row.body)]
     assert len(lost) == demo.summary["collector"]["retried"]
     assert {spans[row.span_id or ""].name for row in lost} == {"rl.grpo.rollout"}

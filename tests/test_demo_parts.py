@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.async_grpo.collector import CollectorReport
+from examples.async_grpo.collector import AsyncTrajectoryCollector, CollectorReport, _score
 from examples.async_grpo.config import DemoConfig, parse_arguments
 from examples.async_grpo.loss import clipped_policy_loss, kl_estimate
 from examples.async_grpo.metrics import MetricsFile, step_metrics
@@ -18,6 +18,10 @@ from examples.async_grpo.results import Results
 from examples.async_grpo.task import NUM_DIGITS, sample_prompts, score
 from examples.async_grpo.training import PolicyUpdate
 from examples.async_grpo.trajectories import Generation, RolloutBatch, group_relative_advantages, shard
+from raytrace_rl import span_cm
+from tests.running import attributes, running
+
+pytest_plugins = ["tests.telemetry_fixtures"]
 
 
 @pytest.fixture(autouse=True)
@@ -294,6 +298,38 @@ def test_seconds_add_up_over_steps():
     results.add_seconds({"a": 1.0, "b": 2.0})
     results.add_seconds({"a": 0.5})
     assert results.seconds == {"a": 1.5, "b": 2.0}
+
+
+def test_a_failed_rollout_is_waste_and_frees_its_slot(telemetry):
+    """Catches a failure whose thread-seconds nobody sees, and one that stops the collection: a slot is gone."""
+    collector = AsyncTrajectoryCollector.__ray_metadata__.modified_class(DemoConfig(max_inflight=1), [], None)
+    collector._stopping.set()  # no pause after the failure
+    with span_cm("parent"):
+        collector._rollout(7, sample_prompts(np.random.default_rng(0), 2, 4))
+    report = collector.report()
+    assert (report.failed, report.unwanted, report.last_error is None) == (1, 0, False)
+    span = telemetry.span("rl.wasted.failed_trajectory")
+    found = attributes(span)
+    assert (found["rl.bucket"], found["rl.efficiency.category"], found["rl.batch_id"]) == (
+        "wasted",
+        "wasted/failed_trajectory",
+        7,
+    )
+    assert span.parent_span_id == telemetry.span("parent").span_id
+    seconds = report.seconds["wasted/failed_trajectory"]
+    assert (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 == pytest.approx(seconds, abs=1e-3)
+    assert [collector._free_slots.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+def test_prompts_have_spans_of_their_own_where_all_are_asked_for(tmp_path):
+    """Catches spans by the prompt in a run that did not ask for them, and rewards that scoring one by one changes."""
+    rng = np.random.default_rng(0)
+    prompts = sample_prompts(rng, 3, 4)
+    responses = rng.integers(0, NUM_DIGITS, (3, 2, 4))
+    for groups, count in (("per_step", 0), ("all", 3)):
+        with running(tmp_path / groups, span_groups=groups) as telemetry:
+            np.testing.assert_array_equal(_score(prompts, responses), score(prompts, responses))
+        assert [span.name for span in telemetry.spans()].count("rl.grpo.prompt_reward") == count
 
 
 def test_summary_file_holds_settings_and_results(tmp_path):

@@ -128,7 +128,10 @@ def test_50_spans_before_the_exit_are_50_spans_after_it(kind, how, run_dir, tmp_
     noted = channel.read_text().split()
     assert len(noted) == SPANS
     end_actor(actor, how, pid)
-    del actor
+    if how == "handle dropped":
+        del actor
+    # Otherwise the handle is kept until the end: Ray 2.60 (with or without us) leaves an async actor hanging in
+    # threading._shutdown if its last handle is dropped while it ends by SIGTERM.
     wait_for(lambda: gone(pid), f"process {pid} to end by {how}")
 
     spans = spans_of(load_run(run_dir), pid)

@@ -476,3 +476,22 @@ def test_any_json(value):
         except (ValueError, TypeError):
             continue
         assert all(isinstance(batch, _decode.ResourceSpans) for batch in batches)
+
+
+@pytest.mark.parametrize("keep", ["head", "tail"])
+def test_the_record_that_a_kill_tore_is_not_lost_twice(keep, tmp_path):
+    """Catches a span counted as truncated and once more as damage, because the kill came while it was being placed."""
+    spool = Spool(tmp_path / "run")
+    record = ended(span(3, 2, 3, parent=1))
+    torn = record[:40] + bytes(len(record) - 40) if keep == "head" else bytes(40) + record[40:]
+    spool.segment(77, ended(span(1, 0, 9), span(2, 1, 2, parent=1)) + torn, pad=256, heartbeat_ns=T0 + 9 * SECOND)
+    spool.slots(77, [span(3, 2, None, parent=1)])
+    spool.live_file(77)
+
+    run = load_run(tmp_path / "run")
+
+    assert not run.damage
+    assert [row.span_id for row in run.spans if row.truncated] == [span_id(3).hex()]
+
+    spool.segment(77, ended(span(1, 0, 9)) + torn + ended(span(2, 1, 2, parent=1)), pad=256)
+    assert len(load_run(tmp_path / "run").damage) == 1  # in the midst of the file it is no kill that did it

@@ -15,10 +15,15 @@ from raytrace_rl._fields import RULES
 from raytrace_rl.buckets import Bucket
 from raytrace_rl.config import TelemetryConfig
 from raytrace_rl.efficiency import efficiency_categories
+from raytrace_rl.monitor import load_run
 from raytrace_rl.span_groups import ALL_GROUPS, PER_PROMPT_GROUPS, PRESETS, RLSpanGroup
+from tests.demo_runs import run_demo
 
-#: The groups that the package and the examples open spans in.
-EMITTED_GROUPS = reference.emitted_groups()
+
+@pytest.fixture
+def emitted_groups() -> frozenset[str]:
+    """The groups that the package and the examples open spans in."""
+    return reference.emitted_groups()
 
 
 def _cells(heading: str) -> list[list[str]]:
@@ -73,17 +78,17 @@ def test_every_span_that_the_package_names_is_on_the_page():
     assert opened <= {masked.get(name, name.replace("<algorithm>", "*")) for name in listed} | listed
 
 
-def test_emitted_groups_are_found():
+def test_emitted_groups_are_found(emitted_groups):
     """The search has gone blind, and everything that follows from it holds of nothing."""
-    assert {"job", "step", "rollout", "setup", "evaluate", "generation", "reward", "efficiency"} <= EMITTED_GROUPS
+    assert {"job", "step", "rollout", "setup", "evaluate", "generation", "reward", "efficiency"} <= emitted_groups
     by_file = {Path(site.path).name for site in reference.sites("examples") if site.group is not None}
     assert {"__main__.py", "driver.py", "collector.py", "generation.py", "training.py"} <= by_file
 
 
-def test_emitted_groups_are_reached_by_a_preset():
+def test_emitted_groups_are_reached_by_a_preset(emitted_groups):
     """A group that code opens spans in is in no preset that people choose: nobody would ever see them."""
-    assert PRESETS["default"] | PRESETS["per_step"] >= EMITTED_GROUPS - PER_PROMPT_GROUPS
-    assert EMITTED_GROUPS <= ALL_GROUPS
+    assert PRESETS["default"] | PRESETS["per_step"] >= emitted_groups - PER_PROMPT_GROUPS
+    assert emitted_groups <= ALL_GROUPS
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -97,3 +102,12 @@ def test_per_prompt_groups_are_reached_by_nothing_but_all(preset: str):
 def test_groups_of_the_class_are_all_registered():
     """A constant is added to the class and stays out of the registry: ``all`` would not reach it."""
     assert {value for name, value in vars(RLSpanGroup).items() if name.isupper()} <= span_groups.resolve("all")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_demo_run_has_spans_of_every_registered_group(tmp_path: Path):
+    """A group is registered, documented, and nothing shows that a span of it ever arrives."""
+    demo = run_demo(tmp_path / "run", "--steps", "2", span_groups="all")
+    found = {span.span_group for span in load_run(demo.run_dir).spans}
+    assert ALL_GROUPS - found == set()

@@ -19,12 +19,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from examples.async_grpo.config import CALL_TIMEOUT_S, DemoConfig
-from examples.async_grpo.task import IntArray, sample_prompts, score
+from examples.async_grpo.task import FloatArray, IntArray, sample_prompts, score
 from examples.async_grpo.trajectories import Generation, RolloutBatch
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import TracedActor, accepts_trace_context, managed_span, traced, umbrella_span
 from raytrace_rl.context import TraceContext
-from raytrace_rl.instrumentation import efficiency_span, emit_span, setup_span
+from raytrace_rl.instrumentation import efficiency_span, emit_span, per_prompt_scope, setup_span
 from raytrace_rl.metrics import RL_EFFICIENCY_CATEGORY_ATTR
 from raytrace_rl.timer import Timer
 
@@ -69,7 +69,7 @@ class AsyncTrajectoryCollector(TracedActor):
 
     def __init__(self, config: DemoConfig, generators: Sequence[Any], buffer: Any) -> None:
         super().__init__(worker_group="collector")
-        # Outlives the call that constructs it: the driver creates the collector right under the job span.
+        # Outlives the call that constructs it: the driver creates the collector under the job span itself.
         self._trace_context = TraceContext.capture()
         with setup_span("collector"):
             self._config = config
@@ -139,7 +139,7 @@ class AsyncTrajectoryCollector(TracedActor):
             with umbrella_span(G.U_ROLLOUT, "rl.grpo.rollout", **{"rl.batch_id": batch_id}):
                 generation = self._generate(batch_id, prompts)
                 with self._timer.time("reward", group=G.REWARD):
-                    rewards = score(prompts, generation.responses)
+                    rewards = _score(prompts, generation.responses)
                 batch = RolloutBatch(batch_id, prompts, generation, rewards)
                 made = time.time()
                 backoff = efficiency_span("idle/buffer_full_backoff")
@@ -186,3 +186,13 @@ class AsyncTrajectoryCollector(TracedActor):
                 continue
             return result
         raise RuntimeError(f"none of the {workers} generation workers answered")
+
+
+def _score(prompts: IntArray, responses: IntArray) -> FloatArray:
+    """Scores prompt by prompt, as a reward that is asked for each would be; see `score`."""
+    rewards = []
+    for prompt, group in zip(prompts, responses, strict=True):
+        # Recorded with span_groups=all only: the number of these spans grows with the prompts.
+        with per_prompt_scope(), umbrella_span(G.U_PER_PROMPT, "rl.grpo.prompt_reward"):
+            rewards.append(score(prompt[None], group[None]))
+    return np.concatenate(rewards)

@@ -40,10 +40,25 @@ def add_file(builder: Builder, path: Path) -> None:
             file.seek(0)
             if head[:1] == b"{" and head[1:].lstrip()[:1] in (b'"', b"}"):
                 _add_json(builder, str(path), file)
-            else:
+            elif path.stat().st_size <= _TRIED or _may_be_protobuf(file.read(16)):
+                file.seek(0)
                 _add_protobuf(builder, str(path), file.read())
+            else:
+                raise UnreadableRunError(f"{path}: neither a spool file nor OTLP, as JSON lines or protobuf")
     except OSError as error:
         raise UnreadableRunError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+#: A file of at most this many bytes is read whatever it begins with.
+_TRIED: Final = 64 << 20
+
+
+def _may_be_protobuf(head: bytes) -> bool:
+    """True if a file may be a request, or one behind its length: field 1 comes first. Looked at before it is read."""
+    if head[:1] == b"\x0a" or not head:
+        return True
+    at = next((n for n, byte in enumerate(head[:10]) if byte < 0x80), None)
+    return at is not None and head[at + 1 : at + 2] in (b"\x0a", b"")
 
 
 def _add_json(builder: Builder, path: str, file: IO[bytes]) -> None:

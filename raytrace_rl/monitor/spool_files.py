@@ -14,6 +14,7 @@ from raytrace_rl.spool import listing, liveness
 from raytrace_rl.spool.reader import Cursor, Damage, Record, UnreadableFileError, read_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from raytrace_rl.monitor.builder import Builder
@@ -63,6 +64,10 @@ class _ProcessReader:
         self.gone: set[bytes] = set()
         self.headers: list[fmt.Header] = []
         self.resource: _decode.Attributes | None = None
+        #: What is damaged in the last segment read: of a killed process, maybe the record that it was placing.
+        self.last_damage: list[Damage] = []
+        #: Offset of the last whole record in that segment.
+        self.last_offset = -1
 
     def read(self) -> None:
         files, process = self.files, self.process
@@ -106,16 +111,21 @@ class _ProcessReader:
     def _file(self, path: str, number: int | None = None) -> None:
         process = self.process
         ended = 0
+        last = -1
         with Cursor(path) as cursor:
             for record in cursor.poll(final=process.state in _PROVEN_OVER):
+                last = record.offset
                 try:
                     ended += self._record(record)
                 except (ValueError, RecursionError) as error:
                     reason = f"content of a record of kind {record.kind}: {error}"
                     self.builder.damage(Damage(path, record.offset, len(record.payload), reason, "payload"))
             header = cursor.header
-            for damage in cursor.damage:
-                self.builder.damage(damage)
+            if header is None or number is None:
+                self._damaged(cursor.damage)
+            else:
+                self._damaged(self.last_damage)
+                self.last_damage, self.last_offset = list(cursor.damage), last
         if header is None:
             return
         self.headers.append(header)
@@ -163,9 +173,19 @@ class _ProcessReader:
                 break
         identify(self.process, resource or {})
 
+    def _damaged(self, found: Iterable[Damage]) -> None:
+        for damage in found:
+            self.builder.damage(damage)
+
     def _close(self) -> None:
         """Settles what came of the open spans, now that everything has been read."""
         process = self.process
+        # A kill may come in the midst of placing a record: one a process, since the GIL lets one place at a time. Its
+        # span had not ended then. It is among the open ones, named as truncated, and not lost a second time.
+        torn = [damage for damage in self.last_damage if damage.kind == "record" and damage.offset > self.last_offset]
+        if process.state == "dead" and [damage.count for damage in torn] == [1]:
+            self.last_damage.remove(torn[0])
+        self._damaged(self.last_damage)
         self._identify()
         process.heartbeat_ns = max((header.heartbeat_ns for header in self.headers), default=0)
         process.last_ns = max(process.last_ns, process.heartbeat_ns, process.start_ns)
