@@ -115,13 +115,25 @@ def start_efficiency_span(category: str, /, *, tracer: Any = None, **attributes:
     if tracer is not None and callable(getattr(tracer, "start_span", None)):
         if given.get(_BUCKET) is NO_BUCKET:
             del given[_BUCKET]
-        span: Span = tracer.start_span(name, attributes={"rl.span_group": G.EFFICIENCY, **given})
-        return span
+        return _of_tracer(tracer, name, {"rl.span_group": G.EFFICIENCY, **given})
     return _started(G.EFFICIENCY, name, given)
+
+
+def _of_tracer(tracer: Any, name: str, attributes: dict[str, Any]) -> Span | None:
+    """Starts a span with the caller's own tracer; None, with one warning, if that fails."""
+    try:
+        span: Span = tracer.start_span(name, attributes=attributes)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.warn_once("tracer-failed", "The tracer given for span %r failed: %r", name, error)
+        return None
+    return span
 
 
 def _describe(category: str) -> tuple[str, dict[str, Any]]:
     """Returns the span name and fixed attributes of a category."""
+    category = str(category)
     known = efficiency_category(category)
     if known is None:
         _state.warn_once(
@@ -180,7 +192,9 @@ class streaming_umbrella_span:
             return lambda: NO_SPAN
         span: Any = umbrella_span(self._group, self._name, tracer=None, **self._attributes)
         if self._tracer is not None and callable(getattr(self._tracer, "start_span", None)):
-            span = self._tracer.start_span(self._name, attributes={"rl.span_group": self._group, **self._attributes})
+            span = _of_tracer(self._tracer, self._name, {"rl.span_group": self._group, **self._attributes})
+            if span is None:
+                return lambda: NO_SPAN
         else:
             span.begin(_otel_context.otel_var.get())
         self._span = span
@@ -241,9 +255,9 @@ def emit_span(
         context: OTel context that holds the parent; by default the current one.
         kind: Span kind.
     """
-    if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
-        return
     try:
+        if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
+            return
         start_ns, end_ns = int(start_s * 1e9), int(end_s * 1e9)
         given = dict(attributes or {})
         if end_ns < start_ns:
@@ -300,7 +314,9 @@ class per_prompt_scope:
     """Marks the work inside as one prompt's, so that `in_per_prompt_scope` says so, in remote workers too.
 
     With ``per_prompt_limit`` set, the spans of ``PER_PROMPT`` groups inside are recorded for the first prompts of each
-    step only: every sample of a prompt or none. A scope inside another one belongs to the same prompt.
+    step only: every sample of a prompt or none. A scope inside another one, in a remote worker dispatched to from
+    inside it too, belongs to the same prompt; scopes that processes enter on their own are counted by each process.
+    Outside any `iteration_scope` the run counts as one step.
 
     Args:
         prompt: Names the prompt where its samples enter scopes of their own, such as an index or a hash; by default

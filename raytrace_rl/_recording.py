@@ -152,7 +152,13 @@ def deterministic(seed: int = _SEED) -> Iterator[DeterministicClock]:
 @contextmanager
 def registrations() -> Iterator[None]:
     """Puts the registry of span groups back as it was."""
-    tables: list[Any] = [_registry.owners, _registry.umbrellas, _registry.buckets, _registry.presets]
+    tables: list[Any] = [
+        _registry.owners,
+        _registry.umbrellas,
+        _registry.buckets,
+        _registry.presets,
+        _registry.preset_owners,
+    ]
     before = [table.copy() for table in tables]
     try:
         yield

@@ -18,6 +18,8 @@ umbrellas: Final[set[str]] = set()
 #: Leaf group to its default bucket.
 buckets: Final[dict[str, str]] = {}
 presets: Final[dict[str, frozenset[str]]] = {}
+#: Preset to the namespace that registered it first.
+preset_owners: Final[dict[str, str]] = {}
 
 
 def is_umbrella(group: str | None) -> bool:

@@ -190,6 +190,8 @@ def _groups(options: argparse.Namespace) -> int:
     run_dir = Path(options.RUN)
     if not (run_dir / "spool").is_dir():
         raise _UsageError(f"{run_dir}: is no run directory (it has no spool)")
+    if options.SPEC is not None and not span_groups.split_spec(options.SPEC):
+        raise _UsageError(f"SPEC {options.SPEC!r} names no group; write none for telemetry off")
     until_ns = None if options.seconds is None else time.time_ns() + int(options.seconds * 1e9)
     if options.SPEC is not None:
         for word in span_groups.pending_words(options.SPEC):

@@ -139,6 +139,10 @@ def _words(given: Any, namespace: str) -> frozenset[str]:
     return frozenset(words)
 
 
+#: Words of a spec that are neither groups nor presets.
+_RESERVED: Final = frozenset({"all", "none"})
+
+
 def _register(
     namespace: str,
     groups: Iterable[str],
@@ -147,6 +151,14 @@ def _register(
     umbrellas: frozenset[str],
 ) -> None:
     for group in groups:
+        if group in _RESERVED or group in _registry.presets or "," in group:
+            _state.warn_once(
+                f"group:{group}:{namespace}",
+                "Span group %r of %r cannot be named in a spec and is left out: choose another name.",
+                group,
+                namespace,
+            )
+            continue
         owner = _registry.owners.setdefault(group, namespace)
         if owner != namespace:
             _state.warn_once(
@@ -164,6 +176,24 @@ def _register(
             if value is not None:
                 _registry.buckets[group] = value
     for name, members in presets.items():
+        if name in _RESERVED or name in _registry.owners:
+            _state.warn_once(
+                f"preset:{name}:{namespace}",
+                "Preset %r of %r is left out: a spec that says so means %s.",
+                name,
+                namespace,
+                "the wildcard or nothing" if name in _RESERVED else "the span group of that name",
+            )
+            continue
+        claimed = _registry.preset_owners.setdefault(name, namespace)
+        if claimed not in (namespace, "raytrace_rl"):  # extending default and per_step is what they are for
+            _state.warn_once(
+                f"preset:{name}:{namespace}",
+                "Preset %r of %r was registered by %r before: it enables what both say.",
+                name,
+                namespace,
+                claimed,
+            )
         _registry.presets[name] = _registry.presets.get(name, frozenset()) | frozenset(members)
     _state.static_cache.clear()
 

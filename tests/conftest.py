@@ -18,7 +18,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 # Ray's workers, and subprocesses, import the classes of test modules by reference.
 _ROOT = Path(__file__).parent.parent
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(_ROOT), str(_ROOT / "tests"), os.environ.get("PYTHONPATH")])
+)
 
 # Shared machines stall for longer than hypothesis' 200 ms, and a failure must come back when it is run again.
 settings.register_profile(

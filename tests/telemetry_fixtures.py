@@ -36,6 +36,7 @@ def telemetry(tmp_path: Path) -> Iterator[Telemetry]:
 def registrations() -> Iterator[None]:
     """Puts the registry of span groups back as it was."""
     tables: list[Any] = [_registry.owners, _registry.umbrellas, _registry.buckets, _registry.presets]
+    tables.append(_registry.preset_owners)
     before = [table.copy() for table in tables]
     yield
     for table, contents in zip(tables, before, strict=True):

@@ -135,11 +135,14 @@ shutdown_telemetry()
         (["groups", ".", "all", "--for", "soon"], "no length of time"),
         (["groups", ".", "all", "--for", "-5m"], ""),
         (["groups"], "RUN"),
+        (["groups", "run", ""], "names no group"),
+        (["groups", "run", " , "], "names no group"),
     ],
 )
 def test_wrong_usage_is_exit_2_with_a_reason(argv, says, tmp_path, monkeypatch, capsys):
     """Catches a typing mistake that writes into some other directory, or fails with a traceback."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "spool").mkdir(parents=True)
     assert cli.main(argv) == 2
     assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("control.json"))

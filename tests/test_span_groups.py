@@ -284,3 +284,28 @@ def test_umbrella_on_a_leaf_group(telemetry: Telemetry, caplog: pytest.LogCaptur
         pass
     assert [attributes(span).get("rl.bucket") for span in telemetry.spans()] == ["productive"] * 3 + [None]
     assert len([message for message in warnings_of(caplog) if "umbrella_span" in message]) == 1
+
+
+@pytest.mark.parametrize("name", ["all", "none", "generation"])
+def test_a_preset_that_a_spec_cannot_mean_is_left_out_with_a_warning(name, caplog):
+    """Catches a library's preset that takes the place of a core group, so that asking for it switches the group off."""
+    register_span_groups("lib", ["own"], {name: ["own"]})
+    assert resolve("generation") == {"generation"}
+    assert f"Preset {name!r} of 'lib' is left out" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["all", "none", "default", "a,b"])
+def test_a_group_that_a_spec_cannot_name_is_left_out_with_a_warning(name, caplog):
+    """Catches a group that no spec can switch on."""
+    register_span_groups("lib", [name])
+    assert "cannot be named in a spec" in caplog.text
+    assert name not in resolve("all")
+
+
+def test_two_libraries_share_a_preset_with_a_warning(caplog):
+    """Catches one library's preset that silently switches on another's spans."""
+    register_span_groups("one", ["a1"], {"mine": ["a1"]})
+    register_span_groups("two", ["b1"], {"mine": ["b1"], "per_step": ["b1"]})
+    assert resolve("mine") == {"a1", "b1"}
+    assert "was registered by 'one' before" in caplog.text
+    assert "per_step" not in caplog.text
