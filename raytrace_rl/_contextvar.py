@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
+_next: Final = next
 _isenabled: Final = gc.isenabled
 _disable: Final = gc.disable
 _enable: Final = gc.enable
@@ -27,6 +28,7 @@ _enable: Final = gc.enable
 #: they raise in a callback of the collector it swallows. The user's time-out would be lost.
 _phases: Final[dict[str, Any]] = {"stop": None}
 _own: Final = local()
+_latest: Final = _phases.__reversed__
 
 
 def _here() -> bool:
@@ -34,7 +36,7 @@ def _here() -> bool:
     return getattr(_own, "start", None) is _phases.get("start", _own)
 
 
-# `next(reversed(_phases), "stop")`, below: a signal handler between the two calls may see a whole collection pass,
+# `_next(_latest(), "stop")`, below: a signal handler between the two calls may see a whole collection pass,
 # which puts both phases where the iterator no longer looks.
 
 
@@ -43,44 +45,44 @@ class GcSafeVar(Generic[T]):
 
     Within a collection, it may be somebody else's ``set`` that is under way: there ``set`` returns None and ``reset``
     raises ValueError, as for a token of another context, and nothing changes.
+
+    Attributes:
+        get, set, reset: As those of a `ContextVar`; functions and not methods, since every span calls them.
+        var: The variable itself.
     """
 
-    __slots__ = ("_reset", "_set", "get", "var")
+    __slots__ = ("get", "reset", "set", "var")
 
     def __init__(self, var: ContextVar[T]) -> None:
         self.var = var
         self.get = var.get
-        self._set = var.set
-        self._reset = var.reset
+        plain_set, plain_reset = var.set, var.reset
 
-    def set(self, value: T) -> Token[T] | None:
-        """Sets the variable; the token is for `reset`."""
-        if next(reversed(_phases), "stop") == "start" and _here():
-            return None
-        if not _isenabled():
-            return self._set(value)
-        try:
-            _disable()  # inside: a signal handler that raises here must not leave collections off
-            return self._set(value)
-        finally:
-            _enable()
+        def set_(value: T) -> Token[T] | None:
+            if _next(_latest(), "stop") == "start" and _here():
+                return None
+            if not _isenabled():
+                return plain_set(value)
+            try:
+                _disable()  # inside: a signal handler that raises here must not leave collections off
+                return plain_set(value)
+            finally:
+                _enable()
 
-    def reset(self, token: Token[T]) -> None:
-        """Restores the value before `set`.
+        def reset(token: Token[T]) -> None:
+            if _next(_latest(), "stop") == "start" and _here():
+                raise ValueError("in a finalizer")
+            if not _isenabled():
+                plain_reset(token)
+                return
+            try:
+                _disable()
+                plain_reset(token)
+            finally:
+                _enable()
 
-        Raises:
-            ValueError: The token is of another context, or the call comes from a finalizer.
-        """
-        if next(reversed(_phases), "stop") == "start" and _here():
-            raise ValueError("in a finalizer")
-        if not _isenabled():
-            self._reset(token)
-            return
-        try:
-            _disable()
-            self._reset(token)
-        finally:
-            _enable()
+        self.set = set_
+        self.reset = reset
 
 
 def safe(var: ContextVar[T]) -> Any:

@@ -69,7 +69,6 @@ _otel_get: Final = otel_var.get
 _otel_set: Final = otel_var.set
 _otel_reset: Final = otel_var.reset
 _scopes_get: Final = _scopes.var.get
-_set_item: Final = dict.__setitem__
 
 
 class RecordingSpan(SpanApi):
@@ -244,12 +243,8 @@ class RecordingSpan(SpanApi):
         rare = self._rare
         lost = 0
         if attributes:
-            scopes = self._scopes
-            if (
-                len(attributes) > _encode.attribute_count_limit
-                or not IN_HEAD.isdisjoint(attributes)
-                or (scopes is not None and not attributes.keys().isdisjoint(dict(scopes.attributes)))
-            ):
+            # Keys of the head, and of the scopes, were seen to at the start; what was set since may bring new ones.
+            if len(attributes) > _encode.attribute_count_limit or (self.version and self._clashes(attributes)):
                 self._tidy()
                 rare = self._rare
                 parts[0] = self._head
@@ -285,7 +280,10 @@ class RecordingSpan(SpanApi):
                 _state.count_drop("spans")
                 _state.count_drop("bytes", len(record))
             self._placed = True
-        _state.open_spans.pop(self, None)
+        try:
+            del _state.open_spans[self]
+        except KeyError:
+            pass  # a shutdown has cleared them
         slot = self.slot
         if slot:
             table = _state.table
@@ -301,6 +299,13 @@ class RecordingSpan(SpanApi):
     def _enveloped(self, payload: bytes) -> tuple[bytes, int]:
         """Returns the payload and kind of the record of a span outside all groups."""
         return payload, _SPAN
+
+    def _clashes(self, attributes: dict[str, Any]) -> bool:
+        """True if an attribute was set whose key the head holds."""
+        if not IN_HEAD.isdisjoint(attributes):
+            return True
+        scopes = self._scopes
+        return scopes is not None and not attributes.keys().isdisjoint(dict(scopes.attributes))
 
     def _tidy(self) -> None:
         """Moves keys of the head out of the attributes and keeps their number inside the limit."""
@@ -456,10 +461,7 @@ class ManagedSpan(RecordingSpan):
         context = _otel_get()
         try:
             self.begin(context)
-            current = Context(context)
-            _set_item(current, SPAN_KEY, self)
-            _set_item(current, HELD_KEY, self)
-            self._current = current
+            self._current = current = Context({**context, SPAN_KEY: self, HELD_KEY: self})
             self._token: Token[Context] | None = None
             self._token = _otel_set(current)
         except BaseException as error:
