@@ -280,10 +280,7 @@ class RecordingSpan(SpanApi):
                 _state.count_drop("spans")
                 _state.count_drop("bytes", len(record))
             self._placed = True
-        try:
-            del _state.open_spans[self]
-        except KeyError:
-            pass  # a shutdown has cleared them
+        _state.open_spans.pop(self, None)
         slot = self.slot
         if slot:
             table = _state.table
