@@ -12,32 +12,50 @@ import gc
 import sys
 from contextvars import ContextVar, Token
 from functools import partial
-from operator import setitem
 from threading import local
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_next: Final = next
 _isenabled: Final = gc.isenabled
 _disable: Final = gc.disable
 _enable: Final = gc.enable
 
-#: The phases that collections have gone through, the latest one last, and in each thread those of its own. Filled by C
-#: functions alone: after a collection the interpreter runs signal handlers in the first Python frame there is, and what
-#: they raise in a callback of the collector it swallows. The user's time-out would be lost.
-_phases: Final[dict[str, Any]] = {"stop": None}
+
+class _Each:
+    """What the collector last said at either phase."""
+
+    __slots__ = ("start", "stop")
+
+    start: object
+    stop: object
+
+
+class _Last:
+    """What the collector last said: both of its phases are the same slot."""
+
+    __slots__ = ("start",)
+
+    start: object
+    stop: object
+
+
+_Last.stop = _Last.start  # type: ignore[misc]
+
+#: Each phase of a collection comes with a dict of its own: while a collection runs, the last thing said is what was
+#: said at a start. Kept by C functions alone: after a collection the interpreter runs signal handlers in the first
+#: Python frame there is, and what they raise in a callback of the collector it swallows; a time-out would be lost.
+#: The last is read before the start: a whole collection between the two, in a signal handler, makes them differ.
+_each: Final = _Each()
+_last: Final = _Last()
+_each.start = None
 _own: Final = local()
-_latest: Final = _phases.__reversed__
+_last.start = _own  # none has run
 
 
 def _here() -> bool:
     """True if the collection that runs, runs in this very thread: we are in a finalizer."""
-    return getattr(_own, "start", None) is _phases.get("start", _own)
-
-
-# `_next(_latest(), "stop")`, below: a signal handler between the two calls may see a whole collection pass,
-# which puts both phases where the iterator no longer looks.
+    return getattr(_own, "start", None) is _each.start
 
 
 class GcSafeVar(Generic[T]):
@@ -59,7 +77,7 @@ class GcSafeVar(Generic[T]):
         plain_set, plain_reset = var.set, var.reset
 
         def set_(value: T) -> Token[T] | None:
-            if _next(_latest(), "stop") == "start" and _here():
+            if _last.start is _each.start and _here():
                 return None
             if not _isenabled():
                 return plain_set(value)
@@ -70,7 +88,7 @@ class GcSafeVar(Generic[T]):
                 _enable()
 
         def reset(token: Token[T]) -> None:
-            if _next(_latest(), "stop") == "start" and _here():
+            if _last.start is _each.start and _here():
                 raise ValueError("in a finalizer")
             if not _isenabled():
                 plain_reset(token)
@@ -91,5 +109,5 @@ def safe(var: ContextVar[T]) -> Any:
 
 
 if sys.version_info < (3, 12):
-    # Called with the phase and a dict of its own each: taken out, put in again behind the others, noted for the thread.
-    gc.callbacks += [_phases.pop, partial(setitem, _phases), partial(setattr, _own)]
+    # Called with the phase and its dict: kept as an attribute of that name.
+    gc.callbacks += [partial(setattr, _each), partial(setattr, _own), partial(setattr, _last)]
