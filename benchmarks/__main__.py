@@ -1,75 +1,51 @@
-"""Runs the benchmarks, prints one table of ratios, and writes the figures to ``benchmarks/results/``.
+"""Runs the benchmarks: ``python -m benchmarks`` all of them, ``python -m benchmarks spans carriers`` some.
 
-Exit status 1 if a ratio is above its bar.
+Each suite runs in a process of its own, so that none inherits what another has started. The rows go to one table and
+to ``benchmarks/results/<suite>.json``. Exit status 1 if a bar is missed or a suite fails.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
+import importlib
+import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
+from typing import Final
 
-from benchmarks import spans
-from benchmarks.rounds import Figure, Ratio, figure, ratio
+from benchmarks import table
 
-RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: a cost over its baseline, and the bar that it must keep."""
-
-    what: str
-    cost: Figure
-    baseline: Figure
-    ratio: Ratio
-    bar: float
+#: Suite (a module of this package with ``rows()``) and the seconds that it may take.
+SUITES: Final = {"spans": 300, "carriers": 120, "startup": 300, "stalls": 300, "calls": 600, "demo": 900}
+_ONE: Final = "--one"
 
 
-def _row(what: str, found: dict[str, list[float]], mine: str, theirs: str, bar: float) -> Row:
-    return Row(what, figure(found[mine]), figure(found[theirs]), ratio(found[mine], found[theirs]), bar)
+def run_suite(name: str) -> int:
+    """Runs one suite in this process. Returns the exit status."""
+    rows = importlib.import_module(f"benchmarks.{name}").rows()
+    table.show(name, rows)
+    table.write(name, rows)
+    return 0 if all(row.holds for row in rows) else 1
 
 
-def run() -> list[Row]:
-    """Runs everything; the disabled costs first, in a process that has not seen telemetry yet."""
-    off = spans.disabled()
-    on = spans.enabled()
-    sixth = 1 / 6
-    return [
-        _row("disabled span / nullcontext()", off, "no attributes", "nullcontext", 0.9),
-        _row("disabled span, 2 attributes / nullcontext()", off, "two attributes", "nullcontext", 1.2),
-        _row("enabled span in the spool / SDK span encoded", on, "no attributes", "SDK, no attributes", sixth),
-        _row("the same, 2 attributes", on, "two attributes", "SDK, two attributes", sixth),
-        _row("the same, 5 attributes", on, "five attributes", "SDK, five attributes", sixth),
-    ]
-
-
-def main() -> int:
-    """Runs, prints, writes. Returns the exit status."""
-    rows = run()
-    print(f"{'':46} {'ratio':>7} {'±':>6} {'bar':>6} {'ours':>10} {'theirs':>10}")
-    for row in rows:
-        verdict = "" if row.ratio.median <= row.bar else "  ABOVE THE BAR"
-        print(
-            f"{row.what:46} {row.ratio.median:7.3f} {row.ratio.spread:6.3f} {row.bar:6.3f} "
-            f"{row.cost.median_us:7.3f} µs {row.baseline.median_us:7.3f} µs{verdict}"
-        )
-    print("CPU time a turn, medians of interleaved rounds; ± is the interquartile range of the ratio.")
-    RESULTS.mkdir(exist_ok=True)
-    about = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        **{name: version(name) for name in ("raytrace-rl", "opentelemetry-sdk", "protobuf")},
-    }
-    result = {"schema": 1, "about": about, "rows": [asdict(row) for row in rows]}
-    (RESULTS / "spans.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return 1 if any(row.ratio.median > row.bar for row in rows) else 0
+def main(arguments: list[str]) -> int:
+    """Runs the suites named, all by default. Returns the exit status."""
+    if arguments[:1] == [_ONE]:
+        return run_suite(arguments[1])
+    unknown = [name for name in arguments if name not in SUITES]
+    if unknown:
+        print(f"no such suite: {', '.join(unknown)}; there are {', '.join(SUITES)}", file=sys.stderr)
+        return 2
+    status = 0
+    print(f"{'':58} {'figure':>9}       {'±':>7}    {'bar':7} {'ours':>12} {'theirs':>12}")
+    for name in arguments or SUITES:
+        command = [sys.executable, "-m", "benchmarks", _ONE, name]
+        try:
+            status |= subprocess.run(command, timeout=SUITES[name], check=False).returncode != 0
+        except subprocess.TimeoutExpired:
+            print(f"{name}: stopped after {SUITES[name]} s")
+            status = 1
+    print("Medians of interleaved rounds; ± is the interquartile range of the rounds' figures.")
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
