@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from raytrace_rl import _handles, _process, _state, _targets
+from raytrace_rl import _handles, _live_threads, _metrics_pipeline, _process, _state, _targets, setup
 from raytrace_rl._interrupts import is_interrupt
 
 _METHOD: Final = "flush_telemetry"
@@ -46,7 +46,7 @@ def flush_actors(actors: Iterable[Any], timeout_s: float = 5.0, *, final: bool =
         final: Shut their telemetry down; see `TracedActor.flush_telemetry`.
     """
     try:
-        return _flush_actors(list(actors), timeout_s, final)
+        return _flush_actors(list(actors), timeout_s, final=final)
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -77,10 +77,12 @@ def flush_and_kill(actors: Iterable[Any], timeout_s: float = 5.0, *, no_restart:
 
 
 def flush_group(worker_group: Any, timeout_s: float = 15.0) -> FlushReport:
-    """Flushes every worker of a worker group (an object with its workers' handles under ``workers``).
+    """Flushes every worker of a worker group, all at once, and never past the deadline.
 
     Args:
-        worker_group: The group; anything else flushes nobody, with one warning.
+        worker_group: An object with its workers' handles under ``workers``: ours, NeMo-RL's, verl's. Anything else
+            flushes nobody, with one warning. Workers need not be `TracedActor`: each process whose telemetry runs is
+            flushed, others are left out.
         timeout_s: Seconds for all of them together.
     """
     try:
@@ -90,41 +92,99 @@ def flush_group(worker_group: Any, timeout_s: float = 15.0) -> FlushReport:
             raise
         _state.warn_once("flush-group", "%s has no workers to flush: %r", type(worker_group).__name__, error)
         return FlushReport()
-    return flush_actors(workers, timeout_s)
+    return flush_workers(workers, timeout_s)
 
 
-def _flush_actors(actors: list[Any], timeout_s: float, final: bool) -> FlushReport:
+def flush_workers(workers: Iterable[Any], timeout_s: float) -> FlushReport:
+    """Flushes workers of a group; see `flush_group`."""
+    try:
+        return _flush_actors(list(workers), timeout_s, final=True, processes=True)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.warn_once("flush-group", "A worker group could not be flushed: %r", error)
+        return FlushReport()
+
+
+def flush_process(timeout_s: float, quiesce_timeout_s: float | None = None, *, final: bool = True) -> bool:
+    """Waits for this process's traced threads, then brings its telemetry to a clean end.
+
+    Args:
+        timeout_s: Seconds for all of it.
+        quiesce_timeout_s: Seconds of these for threads and pool tasks; by default half.
+        final: Shut telemetry down; else only collect metrics, so that what was recorded so far is kept.
+
+    Returns:
+        True if no traced thread was left running.
+    """
+    deadline = monotonic() + timeout_s
+    quiesce_s = timeout_s / 2 if quiesce_timeout_s is None else min(quiesce_timeout_s, timeout_s)
+    left = _live_threads.join(quiesce_s)
+    if left:
+        _state.logger.warning("Flushed while traced threads still ran: %s", ", ".join(left))
+    if final:
+        setup.shutdown_telemetry(timeout_ms=max(0.0, deadline - monotonic()) * 1000)
+    else:
+        _metrics_pipeline.collect(deadline)  # spans and logs lie in the spool already
+    return not left
+
+
+def flush_called_process(_actor: Any, timeout_s: float) -> bool:
+    """Flushes the process of an actor that knows nothing of it, called there by Ray's own ``__ray_call__``.
+
+    Returns:
+        False if no telemetry runs there.
+    """
+    if setup.get_telemetry_handle() is None:
+        return False
+    flush_process(timeout_s)
+    return True
+
+
+def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes: bool = False) -> FlushReport:
+    deadline = monotonic() + timeout_s
     if not actors or _process.current is None:
         return FlushReport()
     import ray
 
-    deadline = monotonic() + timeout_s
+    # An answer counts unless it is False from a process without telemetry.
     asked: dict[Any, Any] = {}
+    by_process: set[Any] = set()
     flushed: list[Any] = []
     timed_out: list[Any] = []
     dead: list[Any] = []
     for actor in {_handles.actor_id(actor): actor for actor in actors}.values():
         try:
-            if _targets.method_signature(actor, _METHOD) is None:
+            if _targets.method_signature(actor, _METHOD) is not None:
+                asked[actor.flush_telemetry.remote(timeout_s * _INNER, final=final)] = actor
+            elif processes:
+                ref = actor.__ray_call__.remote(flush_called_process, timeout_s * _INNER)
+                asked[ref] = actor
+                by_process.add(ref)
+            else:
                 _state.warn_once(f"flush:{actor!r}", "%r is no TracedActor; it has nothing to flush.", actor)
-                continue
-            asked[actor.flush_telemetry.remote(timeout_s * _INNER, final=final)] = actor
         except Exception as error:
             if is_interrupt(error):
                 raise
             _state.warn_once("flush-ask", "%r could not be asked to flush: %r", actor, error)
             timed_out.append(actor)
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+    waiting_s = max(0.0, deadline - monotonic())
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=waiting_s) if asked else ([], [])
     timed_out += [asked[ref] for ref in late]
     for ref in ready:
         try:
-            ray.get(ref, timeout=max(1.0, deadline - monotonic()))
-            flushed.append(asked[ref])
+            # No time is needed: what is ready, and as small as this, is in this process already.
+            answer = ray.get(ref, timeout=max(0.0, deadline - monotonic()))
+            if answer or ref not in by_process:
+                flushed.append(asked[ref])
         except ray.exceptions.RayActorError:
             dead.append(asked[ref])
+        except ray.exceptions.GetTimeoutError:
+            timed_out.append(asked[ref])
         except Exception as error:
             if is_interrupt(error):
                 raise
             _state.warn_once("flush-answer", "%r could not be flushed: %r", asked[ref], error)
-            timed_out.append(asked[ref])
+            if ref not in by_process:  # a worker in whose environment this package is missing has no telemetry
+                timed_out.append(asked[ref])
     return FlushReport(tuple(flushed), tuple(timed_out), tuple(dead))

@@ -6,12 +6,13 @@ call then goes out without a carrier.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from raytrace_rl import _carrier
+from raytrace_rl import _carrier, _verl_groups
 
 #: What ``.options()`` of an actor class and of a remote function return, and where ``remote`` has what is behind it.
 _OPTION_WRAPPERS: Final = {"ActorOptionWrapper": "actor_cls", "FuncWrapper": "func_cls"}
@@ -125,11 +126,31 @@ def is_group(target: Any) -> bool:
     return isinstance(workers, (list, tuple)) and bool(workers) and all(map(is_actor, workers))
 
 
+def is_subgroup(value: Any) -> bool:
+    """True for a worker group that is an attribute of another: verl's fused groups have one a role."""
+    return _verl_groups.is_group(value) and is_group(value)
+
+
+def is_group_call(name: str, value: Any) -> bool:
+    """True if ``value``, a worker group's attribute of that name, calls its workers."""
+    if _verl_groups.is_call(name, value):
+        return True
+    return name.startswith("run_") and group_workers(value) is not None
+
+
 def group_workers(target: Any) -> list[Any] | None:
-    """Returns the worker handles behind a bound method of a worker group; None if ``target`` is no such method."""
-    if not inspect.ismethod(target) or not is_group(target.__self__):
-        return None
-    return list(target.__self__.workers)  # type: ignore[attr-defined]
+    """Returns the worker handles behind a method of a worker group; None if ``target`` is no such method."""
+    group = _verl_groups.group_of(target)
+    if group is None and inspect.ismethod(target):
+        group = target.__self__
+    return list(group.workers) if is_group(group) else None
+
+
+def group_method(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the workers' method that a call of a group's method leads to: a name, or anything if that is none."""
+    if _verl_groups.group_of(target) is not None:
+        return _verl_groups.method_name(target, args, kwargs)
+    return args[0] if args else kwargs.get("method_name")
 
 
 def workers_name_carrier(workers: list[Any], method: str) -> bool:
@@ -138,7 +159,27 @@ def workers_name_carrier(workers: list[Any], method: str) -> bool:
     return all(_names(method_signature(worker, method)) for worker in tables.values())
 
 
-def with_group_carrier(target: Any, kwargs: dict[str, Any], carrier: dict[str, str]) -> dict[str, Any]:
+def group_call(
+    target: Any, workers: list[Any], method: str, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns a group's method, and the keywords for it, so that the workers get the carrier if ``method`` names it."""
+    group = _verl_groups.group_of(target)
+    if group is not None:
+        if workers_name_carrier(workers, method) or _verl_groups.colocated_names_carrier(group, method):
+            return _verl_groups.carrying(target, functools.partial(_names_on, group)), kwargs
+        return target, kwargs
+    if workers_name_carrier(workers, method):
+        carrier = _carrier.sent()
+        if carrier:
+            return target, _with_group_carrier(target, kwargs, carrier)
+    return target, kwargs
+
+
+def _names_on(group: Any, worker: Any, method: str) -> bool:
+    return _names(method_signature(worker, method)) or _verl_groups.colocated_names_carrier(group, method)
+
+
+def _with_group_carrier(target: Any, kwargs: dict[str, Any], carrier: dict[str, str]) -> dict[str, Any]:
     """Returns the keywords of a group call with the carrier in the slot that reaches every worker as it is.
 
     NeMo-RL's sharded and multiple-data calls slice plain keywords per worker and broadcast ``common_kwargs``; its

@@ -13,11 +13,17 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from raytrace_rl import _live_threads, _state, _wrapping, context, instrumentation, setup
-from raytrace_rl._flush import FlushReport, flush_actors, flush_and_kill, flush_group, registered_actors
+from raytrace_rl import _carrier, _env_carrier, _state, _wrapping, context, instrumentation, setup
+from raytrace_rl._flush import (
+    FlushReport,
+    flush_actors,
+    flush_and_kill,
+    flush_group,
+    flush_process,
+    registered_actors,
+)
 from raytrace_rl._interrupts import is_interrupt
 
 if TYPE_CHECKING:
@@ -109,7 +115,7 @@ class TracedActor:
         Returns:
             True if no traced thread was left running.
         """
-        return _flush(timeout_s, quiesce_timeout_s, final=final)
+        return flush_process(timeout_s, quiesce_timeout_s, final=final)
 
 
 async def _flush_telemetry_async(
@@ -120,18 +126,7 @@ async def _flush_telemetry_async(
     final: bool = True,
 ) -> bool:
     """Waits for this process's traced threads, then brings telemetry to a clean end; see `TracedActor`."""
-    return await asyncio.to_thread(functools.partial(_flush, timeout_s, quiesce_timeout_s, final=final))
-
-
-def _flush(timeout_s: float, quiesce_timeout_s: float | None, *, final: bool) -> bool:
-    deadline = monotonic() + timeout_s
-    quiesce_s = timeout_s / 2 if quiesce_timeout_s is None else min(quiesce_timeout_s, timeout_s)
-    left = _live_threads.join(quiesce_s)
-    if left:
-        _state.logger.warning("Flushed while traced threads still ran: %s", ", ".join(left))
-    if final:
-        setup.shutdown_telemetry(timeout_ms=max(0.0, deadline - monotonic()) * 1000)
-    return not left
+    return await asyncio.to_thread(functools.partial(flush_process, timeout_s, quiesce_timeout_s, final=final))
 
 
 def _is_actor_process() -> bool:
@@ -188,14 +183,20 @@ def _has_async_methods(cls: type) -> bool:
 
 
 def _constructor(init: Callable[..., None]) -> Callable[..., None]:
-    """Returns ``init`` under the umbrella that the class may have asked for."""
+    """Returns ``init`` under what the environment says this process was born under, and the umbrella asked for.
+
+    A carrier that came with the call has won by then. The environment's is for whoever makes actors without one: the
+    worker groups of frameworks.
+    """
 
     @functools.wraps(init)
     def construct(self: TracedActor, /, *args: Any, **kwargs: Any) -> None:
-        if type(self)._raytrace_model_init:
-            with instrumentation.umbrella_span(_MODEL_INIT_GROUP, _MODEL_INIT_SPAN):
+        inherited = {} if "traceparent" in _carrier.current() else _env_carrier.inherited()
+        with context.remote_trace_context(inherited):
+            if type(self)._raytrace_model_init:
+                with instrumentation.umbrella_span(_MODEL_INIT_GROUP, _MODEL_INIT_SPAN):
+                    init(self, *args, **kwargs)
+            else:
                 init(self, *args, **kwargs)
-        else:
-            init(self, *args, **kwargs)
 
     return construct

@@ -59,8 +59,10 @@ def dispatch_with_trace_context(target: Any, /, *args: Any, **kwargs: Any) -> An
 
     Args:
         target: ``actor.method``, ``actor.method.options(...)``, an actor class or ``Actor.options(...)`` (for
-            its ``__init__``), a remote function, or a bound method of a worker group
-            (``group.run_all_workers_sharded_data, "train", ...``). Anything else is called as it is, with one warning.
+            its ``__init__``), a remote function, or a bound method of a worker group of ours, NeMo-RL's
+            (``group.run_all_workers_sharded_data, "train", ...``) or verl's (``group.execute_all, "train", ...``, or a
+            method that the group has bound from its workers: ``group.train, ...``). Anything else is called as it is,
+            with one warning.
         args, kwargs: The user's own, as ``.remote`` or the group's method takes them.
 
     Returns:
@@ -133,17 +135,14 @@ def _plan_remote(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _plan_group(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     workers = _targets.group_workers(target)
-    method = args[0] if args else kwargs.get("method_name")
+    method = _targets.group_method(target, args, kwargs)
     if workers is None or not isinstance(method, str):
         _warn_of(target, "neither an actor's method or class, nor a remote function, nor a worker group's method")
         return _targets.plain_call(target), kwargs, False
     for worker in workers:
         _handles.register(worker)
-    if _targets.workers_name_carrier(workers, method):
-        carrier = _carrier.sent()
-        if carrier:
-            kwargs = _targets.with_group_carrier(target, kwargs, carrier)
-    return target, kwargs, False
+    call, kwargs = _targets.group_call(target, workers, method, kwargs)
+    return call, kwargs, False
 
 
 def _warn_of(target: Any, why: str) -> None:
@@ -207,9 +206,9 @@ class _TracedView:
         value = getattr(self._raytrace_target, name)
         if _is_callable_target(value):
             return _TracedCallable(value)
-        if _targets.group_workers(value) is not None and name.startswith("run_"):
+        if _targets.is_group_call(name, value):
             return _TracedGroupMethod(value)
-        return value
+        return _TracedView(value) if _targets.is_subgroup(value) else value
 
     def __dir__(self) -> Any:
         return dir(self._raytrace_target)
