@@ -6,14 +6,17 @@ user's own ``baggage`` (https://www.w3.org/TR/baggage/), and one key of ours, ``
     i=7;b=overhead;p=1|1760000000000000000,node-3
     iteration, bucket, per-prompt | wall clock (ns) and node of the sender, put there by dispatch alone
 
+    w=3|1760000000000000000,node-3
+    in a trajectory's: the weights that made it | when, and on which node
+
 Written by hand because OpenTelemetry's propagators cost several times as much, and every Ray call pays (``make bench``
 compares them). For the same reason the hot functions here are long and straight.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 from collections.abc import Mapping
 from functools import lru_cache
 from time import time_ns
@@ -35,8 +38,8 @@ KEYWORD: Final = "_otel_carrier"
 #: A carrier is a header of a call: what is longer than this comes from somewhere else.
 _MAX_HEADER: Final = 8192
 _MAX_TRACEPARENT: Final = 512
-_MAX_SCOPES: Final = 512
-#: A delay longer than this is a wrong clock or a made-up number.
+MAX_SCOPES: Final = 512
+#: A delay longer than this, either way, is a wrong clock or a made-up number.
 _MAX_QUEUED_NS: Final = 30 * 86_400 * 10**9
 _MAX_ITERATION: Final = 2**63 - 1
 
@@ -136,7 +139,7 @@ def sent() -> dict[str, str]:
     """Returns `current`, if there is anything to carry with the send time: for one call that goes out now."""
     carrier = current()
     if carrier:
-        carrier["raytrace"] = f"{carrier.get('raytrace', '')}|{time_ns()},{_NODE}"
+        carrier["raytrace"] = f"{carrier.get('raytrace', '')}|{time_ns()},{NODE}"
     return carrier
 
 
@@ -164,12 +167,12 @@ def _scopes_text(scopes: _scopes.Scopes) -> str:
 def _node_name() -> str:
     """The sender's node as its host name: enough for a reader to know that two clocks are two."""
     try:
-        return re.sub(r"[^\w.-]", "_", socket.gethostname())[:128]
+        return re.sub(r"[^\w.-]", "_", os.uname().nodename)[:128]
     except OSError:
         return ""
 
 
-_NODE: Final = _node_name()
+NODE: Final = _node_name()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -277,7 +280,7 @@ def _read_baggage(header: Any, otel: Context | None) -> Context | None:
 
 
 def _read_scopes(header: Any) -> _scopes.Scopes | None:
-    if not isinstance(header, str) or len(header) > _MAX_SCOPES:
+    if not isinstance(header, str) or len(header) > MAX_SCOPES:
         _rubbish("raytrace", "no scopes of ours: %.80r", header)
         return None
     try:
@@ -285,10 +288,10 @@ def _read_scopes(header: Any) -> _scopes.Scopes | None:
         iteration, bucket, per_prompt, muted = _parse_scopes(text)
         queued_ns = None
         if sender:
+            # Below zero where the clock of the sending node is ahead by more than the call waited: what was measured is
+            # recorded, and whoever reads it knows by the sign that the two clocks disagree.
             queued_ns = time_ns() - int(sender.partition(",")[0])
-            if queued_ns < 0:  # the clocks of two nodes disagree by more than the call waited
-                queued_ns = 0
-            elif queued_ns > _MAX_QUEUED_NS:
+            if abs(queued_ns) > _MAX_QUEUED_NS:
                 raise ValueError("sent longer ago than any call waits")
     except ValueError:
         _rubbish("raytrace", "no scopes of ours: %.80r", header)

@@ -1,4 +1,4 @@
-"""The registry of threads and pool tasks that were started and have not ended.
+"""The registry of threads and pool tasks whose spans have not all closed yet.
 
 A flush before an actor is killed must wait for them: their spans are not in the spool before they end. So an entry
 leaves only when the thread's function, and with it every span opened in it, is done.
@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from time import monotonic
 
 
 class Work:
-    """One thread, or one task of a pool, from its start (or submission) until its spans have closed."""
+    """One thread, or one task of a pool, from its start (or submission) until its spans have closed.
 
-    __slots__ = ("ident", "name")
+    A collector's thread is enlisted when it is made: between that and its start no flush may take it for done.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("_unstarted", "ident", "name")
+
+    def __init__(self, name: str, unstarted: threading.Thread | None = None) -> None:
         self.name = name
         #: The thread that runs it, once it runs.
         self.ident: int | None = None
+        #: Weak: a thread that is dropped unstarted will never run.
+        self._unstarted = None if unstarted is None else weakref.ref(unstarted)
+
+    def started(self) -> None:
+        """Notes that its thread is on its way: from here on it leaves by `discharge` alone."""
+        self._unstarted = None
+
+    @property
+    def pending(self) -> bool:
+        """False once its thread was dropped without having been started."""
+        unstarted = self._unstarted
+        return unstarted is None or unstarted() is not None
+
+    def __str__(self) -> str:
+        return self.name if self._unstarted is None else f"{self.name} (not started)"
 
 
 _live: set[Work] = set()
@@ -47,11 +66,18 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)
 
 
+def _left() -> list[str]:
+    """The names of what is not done, the calling thread's own left out; to be called under the lock."""
+    own = threading.get_ident()
+    for work in [work for work in _live if not work.pending]:
+        _live.discard(work)
+    return sorted(str(work) for work in _live if work.ident != own)
+
+
 def names() -> list[str]:
     """Returns the names of traced threads and pool tasks that have not ended, the calling one left out."""
-    own = threading.get_ident()
     with _changed:
-        return sorted(work.name for work in _live if work.ident != own)
+        return _left()
 
 
 def join(timeout_s: float) -> list[str]:
@@ -61,12 +87,11 @@ def join(timeout_s: float) -> list[str]:
         timeout_s: Seconds; 0 only looks.
 
     Returns:
-        The names of those that still run; empty if all have ended.
+        The names of those that still run, or have not started; empty if all have ended.
     """
-    own = threading.get_ident()
     deadline = monotonic() + timeout_s
     with _changed:
-        while left := sorted(work.name for work in _live if work.ident != own):
+        while left := _left():
             remaining = deadline - monotonic()
             if remaining <= 0:
                 break

@@ -40,13 +40,15 @@ class TracedThread(threading.Thread):
     ) -> None:
         super().__init__(group, target, name, args, kwargs, daemon=daemon)
         self._raytrace_context = trace_context
+        #: Its entry in the registry, where that was made before its start.
+        self._raytrace_work: _live_threads.Work | None = None
 
     def start(self) -> None:
         """Starts the thread; what is current now is current in it."""
         if self.ident is not None:
             super().start()  # a second start, which `Thread` refuses
             return
-        work = _live_threads.Work(self.name)
+        work = self._raytrace_work or _live_threads.Work(self.name)
         kept = self._raytrace_context
         current = _invocation.here() if _state.tracing and kept is None else None
         run = self.run
@@ -68,6 +70,7 @@ class TracedThread(threading.Thread):
         # On the instance, so that a subclass's own run() is traced as well.
         self.run = traced_run  # type: ignore[method-assign]
         _live_threads.enlist(work)
+        work.started()
         try:
             super().start()
         except BaseException:
@@ -75,3 +78,10 @@ class TracedThread(threading.Thread):
                 self.__dict__.pop("run", None)
                 _live_threads.discharge(work)
             raise
+
+
+def enlist(thread: TracedThread) -> None:
+    """Has flushes wait for ``thread`` from now on, though it has not been started."""
+    if thread._raytrace_work is None and thread.ident is None:
+        thread._raytrace_work = _live_threads.Work(thread.name, unstarted=thread)
+        _live_threads.enlist(thread._raytrace_work)

@@ -12,7 +12,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, TypeVar
 
-from raytrace_rl import _carrier, _invocation, _span, _state, setup
+from raytrace_rl import _carrier, _env_carrier, _invocation, _span, _state, setup
 from raytrace_rl._traced_thread import TracedThread
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +29,23 @@ def current_trace_carrier() -> dict[str, str]:
         if a scope is open. Empty with nothing to carry, or with telemetry off.
     """
     return _carrier.current()
+
+
+def trace_context_env(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of a child process that is to go on with the trace.
+
+    For ``subprocess.run(command, env=trace_context_env())``: with ``TRACEPARENT``, ``TRACESTATE`` and ``BAGGAGE`` of
+    what is current here (OpenTelemetry specification, "Environment variables as context propagation carriers"). A child
+    that starts telemetry, ours or that of another OpenTelemetry SDK which looks there, has the current span as the
+    parent of what its main thread opens.
+
+    Args:
+        base: Variables to add to; by default all of ``os.environ``, with telemetry's settings in it.
+
+    Returns:
+        A copy. With nothing current, or telemetry off, just that.
+    """
+    return _env_carrier.environment(base)
 
 
 class remote_trace_context:

@@ -190,12 +190,14 @@ def test_a_kept_carrier_brings_no_scopes(telemetry):
         assert scopes.iteration == 8
 
 
-def test_a_delay_below_zero_is_zero(telemetry):
-    """Catches a negative delay where the clock of the sending node is ahead."""
+def test_a_delay_below_zero_says_so(telemetry):
+    """Catches a delay made up where the clock of the sending node is ahead: that it is says something of the clocks."""
     attachment = receive({"traceparent": PARENT, "raytrace": f"|{time.time_ns() + 10**10},elsewhere"})
     assert attachment is not None
     assert attachment[1] is not None
-    assert attachment[1].take_queued() == 0
+    queued_ns = attachment[1].take_queued()
+    assert queued_ns is not None
+    assert -(10**10) <= queued_ns < 0
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,7 @@ def test_a_delay_below_zero_is_zero(telemetry):
         {"raytrace": "nonsense"},
         {"raytrace": "|yesterday,here"},
         {"raytrace": "|1,here"},
+        {"raytrace": f"|{2**62},here"},
         {"raytrace": "i=1;" * 100_000},
         {"baggage": 7},
         {"baggage": "x" * 100_000},

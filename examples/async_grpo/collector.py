@@ -1,7 +1,7 @@
 """The collector: a Ray actor that keeps rollout batches coming while the driver trains.
 
-A collection loop starts one thread a rollout batch. Threads inherit no context from whoever starts them, so the
-collector takes its trace context once, at construction, and every thread it starts reattaches it.
+A collection loop starts one thread a rollout batch. As a `TracedCollector` it takes its trace context once, at
+construction, reattaches it in every thread, and can be brought to rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from examples.async_grpo.config import CALL_TIMEOUT_S, DemoConfig
 from examples.async_grpo.task import FloatArray, IntArray, sample_prompts, score
 from examples.async_grpo.trajectories import Generation, RolloutBatch
 from raytrace_rl import RLSpanGroup as G
-from raytrace_rl import TracedActor, accepts_trace_context, managed_span, traced, umbrella_span
-from raytrace_rl.context import TraceContext
+from raytrace_rl import accepts_trace_context, managed_span, traced, umbrella_span
 from raytrace_rl.instrumentation import efficiency_span, emit_span, per_prompt_scope, setup_span
+from raytrace_rl.integrations.collector import TracedCollector, trajectory_carrier
 from raytrace_rl.metrics import RL_EFFICIENCY_CATEGORY_ATTR
 from raytrace_rl.timer import Timer
 
@@ -58,7 +58,7 @@ class CollectorReport:
 
 
 @ray.remote
-class AsyncTrajectoryCollector(TracedActor):
+class AsyncTrajectoryCollector(TracedCollector):
     """Generates, scores and stores rollout batches in threads of its own.
 
     Args:
@@ -69,17 +69,15 @@ class AsyncTrajectoryCollector(TracedActor):
 
     def __init__(self, config: DemoConfig, generators: Sequence[Any], buffer: Any) -> None:
         super().__init__(worker_group="collector")
-        # Outlives the call that constructs it: the driver creates the collector under the job span itself.
-        self._trace_context = TraceContext.capture()
         with setup_span("collector"):
             self._config = config
             self._generators = [traced(generator) for generator in generators]
             self._buffer = traced(buffer)
             self._rng = np.random.default_rng(config.seed)
             self._free_slots = threading.Semaphore(config.max_inflight)
-            self._stopping = threading.Event()
+            self.wake_on_stop(self._free_slots)
+            self._stopping = self.collector_threads.stopping
             self._lock = threading.Lock()
-            self._threads: list[threading.Thread] = []
             self._timer = Timer(span_prefix="rl.grpo")  # never reset: its seconds are those since the start
             self._started = self._retried = self._failed = self._unwanted = 0
             self._last_error: str | None = None
@@ -87,7 +85,7 @@ class AsyncTrajectoryCollector(TracedActor):
     @accepts_trace_context
     def start(self) -> None:
         """Starts the collection loop."""
-        self._start_thread(self._collect, name="collection-loop")
+        self.rollout_thread(self._collect, name="collection-loop").start()
 
     @accepts_trace_context
     def stop(self) -> CollectorReport:
@@ -95,11 +93,7 @@ class AsyncTrajectoryCollector(TracedActor):
 
         The replay buffer must have been closed, or a rollout may be waiting there for room.
         """
-        self._stopping.set()
-        self._free_slots.release()  # the loop may be waiting for one
-        deadline = time.monotonic() + CALL_TIMEOUT_S / 4
-        while (threads := self._live_threads()) and (left := deadline - time.monotonic()) > 0:
-            threads[0].join(timeout=left)
+        self.quiesce(CALL_TIMEOUT_S / 4)
         return self.report()
 
     def report(self) -> CollectorReport:
@@ -107,16 +101,6 @@ class AsyncTrajectoryCollector(TracedActor):
         with self._lock:
             counts = self._started, self._retried, self._failed, self._last_error, self._unwanted
         return CollectorReport(*counts, seconds=self._timer.totals())
-
-    def _start_thread(self, target: Any, *args: Any, name: str) -> None:
-        thread = self._trace_context.thread(target, args=args, name=name, daemon=True)
-        thread.start()
-        with self._lock:
-            self._threads = [known for known in self._threads if known.is_alive()] + [thread]
-
-    def _live_threads(self) -> list[threading.Thread]:
-        with self._lock:
-            return [thread for thread in self._threads if thread.is_alive()]
 
     def _collect(self) -> None:
         """The collection loop: a new rollout thread whenever a slot is free."""
@@ -130,7 +114,7 @@ class AsyncTrajectoryCollector(TracedActor):
             with self._timer.time("data_processing", span=processing):
                 prompts = sample_prompts(self._rng, self._config.num_prompts, self._config.prompt_length)
             self._started += 1
-            self._start_thread(self._rollout, batch_id, prompts, name=f"rollout-{batch_id}")
+            self.rollout_thread(self._rollout, args=(batch_id, prompts), name=f"rollout-{batch_id}").start()
 
     def _rollout(self, batch_id: int, prompts: IntArray) -> None:
         """One rollout batch from prompts to replay buffer, in a thread of its own."""
@@ -140,7 +124,8 @@ class AsyncTrajectoryCollector(TracedActor):
                 generation = self._generate(batch_id, prompts)
                 with self._timer.time("reward", group=G.REWARD):
                     rewards = _score(prompts, generation.responses)
-                batch = RolloutBatch(batch_id, prompts, generation, rewards)
+                origin = trajectory_carrier(generation.weight_version)
+                batch = RolloutBatch(batch_id, prompts, generation, rewards, origin)
                 made = time.time()
                 backoff = efficiency_span("idle/buffer_full_backoff")
                 with self._timer.time("idle/buffer_full_backoff", span=backoff):

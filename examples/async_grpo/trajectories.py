@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -38,12 +38,14 @@ class RolloutBatch:
         prompts: ``[prompts, length]``.
         generation: The responses.
         rewards: ``[prompts, generations]``.
+        trace_carrier: Its rollout, for the step that trains on it to link to; empty without telemetry.
     """
 
     batch_id: int
     prompts: IntArray
     generation: Generation
     rewards: FloatArray
+    trace_carrier: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def weight_version(self) -> int:
