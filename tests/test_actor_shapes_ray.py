@@ -75,7 +75,8 @@ def test_threads_of_a_concurrency_group_keep_to_their_own_parents(traced_test: T
                 self.both.wait(30)  # comes through only if two calls are inside at once
                 return threading.current_thread().name
 
-    actor = ray.remote(concurrency_groups={"io": 2})(Grouped).options(num_cpus=0.1).remote()
+    options: dict[str, Any] = {"concurrency_groups": {"io": 2}, "num_cpus": 0.1}
+    actor = ray.remote(**options)(Grouped).remote()
     refs = []
     calls = {
         "below": actor.below,
