@@ -102,13 +102,11 @@ def _sites(groups: Groups, module: Module) -> Iterator[Site]:
         names: list[str | None] = [*groups.strings.texts(module, span.name)]
         for name in names or [None]:
             yield Site(_group(groups, module, span.group), name.replace(HOLE, "<...>") if name else None, path)
-    for call in module.calls:  # Timer.time(label, group=...)
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "time" and "group" in given and call.args:
-            label = groups.strings.text(module, call.args[0])
-            group = _group(groups, module, given["group"])
-            if label is not None and group is not None:
-                yield Site(group, f"<prefix>.{label.replace('/', '.')}", path)
+    for span in groups.timer_calls(module):
+        group = _group(groups, module, span.group)
+        for name in groups.timer_names(span):
+            if group is not None:
+                yield Site(group, name.replace(HOLE, "<prefix>", 1).replace(HOLE, "<...>"), path)
 
 
 def _group(groups: Groups, module: Module, node: ast.expr | None) -> str | None:
@@ -164,6 +162,7 @@ def emitted_by_the_package() -> list[Emitted]:
         _HELPED["evaluate_span"]("<algorithm>"),
         _HELPED["checkpoint_finalize_span"]("<algorithm>"),
         Emitted("<job>.started", RLSpanGroup.JOB, "every job span, at its start, with no length of its own"),
+        Emitted("rl.data_plane.<operation>", RLSpanGroup.DATA_PLANE, "`traced_data_plane`; `per_prompt` in its scope"),
     ]
     return found + [_HELPED["efficiency_span"](category) for category in efficiency_categories()]
 

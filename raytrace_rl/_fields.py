@@ -62,6 +62,10 @@ def _stack_after(value: Any) -> float:
     return _number(value, 0.0, 1e9, "a number of seconds from 0 to 1e9")
 
 
+def _relay_idle(value: Any) -> float:
+    return _number(value, 1.0, 1e9, "a number of seconds from 1 to 1e9")
+
+
 def _max_mib(value: Any) -> int | None:
     return _whole(value, 1, "a whole number of MiB from 1 up")
 
@@ -143,5 +147,6 @@ RULES: Final[dict[str, Rule]] = {
     "heartbeat_s": _heartbeat,
     "stack_after_s": _stack_after,
     "spool_max_mib": _max_mib,
+    "relay_idle_s": _relay_idle,
     "per_prompt_limit": _prompts,
 }

@@ -1,9 +1,10 @@
-"""Spans of particular phases: startup, set-up, evaluation, waits, streams, and spans whose times are already known."""
+"""Spans of particular phases: startup, set-up, evaluation, waits, and spans whose times are already known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +17,11 @@ from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._primitives import NO_SPAN, managed_span, umbrella_span
 from raytrace_rl._prompts import PER_PROMPT
 from raytrace_rl._span import RecordingSpan
+from raytrace_rl._streaming import of_tracer
 from raytrace_rl.buckets import Bucket, bucket_scope
 from raytrace_rl.efficiency import efficiency_category
 from raytrace_rl.span_groups import RLSpanGroup as G
+from raytrace_rl.span_groups import is_span_group_enabled
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -84,14 +87,17 @@ def efficiency_span(category: str, /, *, tracer: Any = None, **attributes: Any) 
     not work that opens bucketed spans of its own.
 
     Args:
-        category: A registered category; an unknown one is recorded as overhead, with one warning.
+        category: A registered category; an unknown one is recorded as overhead, what is no text not at all, each with
+            one warning.
         tracer: As for `managed_span`.
         attributes: As for `managed_span`.
     """
     if G.EFFICIENCY not in _state.enabled:
-        disabled: AbstractContextManager[Span | None] = NO_SPAN
-        return disabled
-    name, own = _describe(category)
+        return NO_SPAN  # type: ignore[no-any-return]
+    described = _describe(category)
+    if described is None:
+        return NO_SPAN  # type: ignore[no-any-return]
+    name, own = described
     return managed_span(G.EFFICIENCY, name, tracer=tracer, **{**own, **attributes})
 
 
@@ -110,30 +116,25 @@ def start_efficiency_span(category: str, /, *, tracer: Any = None, **attributes:
     """
     if G.EFFICIENCY not in _state.enabled:
         return None
-    name, own = _describe(category)
+    described = _describe(category)
+    if described is None:
+        return None
+    name, own = described
     given = {**own, **attributes}
     if tracer is not None and callable(getattr(tracer, "start_span", None)):
         if given.get(_BUCKET) is NO_BUCKET:
             del given[_BUCKET]
-        return _of_tracer(tracer, name, {"rl.span_group": G.EFFICIENCY, **given})
+        return of_tracer(tracer, name, {"rl.span_group": G.EFFICIENCY, **given})
     return _started(G.EFFICIENCY, name, given)
 
 
-def _of_tracer(tracer: Any, name: str, attributes: dict[str, Any]) -> Span | None:
-    """Starts a span with the caller's own tracer; None, with one warning, if that fails."""
-    try:
-        span: Span = tracer.start_span(name, attributes=attributes)
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        _state.warn_once("tracer-failed", "The tracer given for span %r failed: %r", name, error)
+def _describe(category: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns the span name and fixed attributes of a category; None, with one warning, for what is no text."""
+    if isinstance(category, Enum):
+        category = category.value
+    if not isinstance(category, str) or not category:
+        _state.warn_once("efficiency", "%.80r is no efficiency category: its span is left out.", category)
         return None
-    return span
-
-
-def _describe(category: str) -> tuple[str, dict[str, Any]]:
-    """Returns the span name and fixed attributes of a category."""
-    category = str(category)
     known = efficiency_category(category)
     if known is None:
         _state.warn_once(
@@ -160,80 +161,6 @@ def checkpoint_finalize_span(
     return managed_span(G.CHECKPOINT, f"rl.{algorithm}.checkpoint_finalize", tracer=tracer, **attributes)
 
 
-class streaming_umbrella_span:
-    """Opens an umbrella over a stream, to be made current step by step and never across a ``yield``.
-
-    ::
-
-        with streaming_umbrella_span(G.U_ROLLOUT, "rl.grpo.stream") as step:
-            while True:
-                with step():
-                    item = await stream.__anext__()
-                yield item
-
-    Args:
-        group: An umbrella group; a leaf group warns once and gets a bucketed leaf.
-        name: Span name.
-        tracer: As for `managed_span`.
-        attributes: As for `managed_span`.
-    """
-
-    __slots__ = ("_attributes", "_group", "_name", "_span", "_tracer")
-
-    def __init__(self, group: str, name: str, /, *, tracer: Any = None, **attributes: Any) -> None:
-        self._group = group
-        self._name = name
-        self._tracer = tracer
-        self._attributes = attributes
-        self._span: Span | None = None
-
-    def __enter__(self) -> Callable[[], AbstractContextManager[Span | None]]:
-        if self._group not in _state.enabled or (self._group in PER_PROMPT and _prompts.muted()):
-            return lambda: NO_SPAN
-        span: Any = umbrella_span(self._group, self._name, tracer=None, **self._attributes)
-        if self._tracer is not None and callable(getattr(self._tracer, "start_span", None)):
-            span = _of_tracer(self._tracer, self._name, {"rl.span_group": self._group, **self._attributes})
-            if span is None:
-                return lambda: NO_SPAN
-        else:
-            span.begin(_otel_context.otel_var.get())
-        self._span = span
-        return lambda: _Current(span)
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        span = self._span
-        if span is None:
-            return
-        if exc is not None and isinstance(span, RecordingSpan):
-            span.fail(exc)
-        span.end()
-
-
-class _Current:
-    """Makes a span current without ending it."""
-
-    __slots__ = ("_span", "_token")
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._token: Token[Context] | None = None
-
-    def __enter__(self) -> Span:
-        self._token = _otel_context.otel_var.set(
-            Context({**_otel_context.otel_var.get(), _otel_context.SPAN_KEY: self._span})
-        )
-        return self._span
-
-    def __exit__(self, *exc: object) -> None:
-        if self._token is not None:
-            try:
-                _otel_context.otel_var.reset(self._token)
-            except (ValueError, RuntimeError):
-                pass  # a step that was closed elsewhere
-
-
 def emit_span(
     group: str,
     name: str,
@@ -256,7 +183,7 @@ def emit_span(
         kind: Span kind.
     """
     try:
-        if group not in _state.enabled or (group in PER_PROMPT and _prompts.muted()):
+        if not is_span_group_enabled(group) or (group in PER_PROMPT and _prompts.muted()):
             return
         start_ns, end_ns = int(start_s * 1e9), int(end_s * 1e9)
         given = dict(attributes or {})
@@ -298,57 +225,20 @@ class span_attributes:
         self._token: Token[_scopes.Scopes | None] | None = None
 
     def __enter__(self) -> None:
-        if _state.tracing:
-            base = _scopes.var.get()
-            shared = {**dict(base.attributes if base is not None else ()), **self._attributes}
-            given = tuple((key, value) for key, value in shared.items() if value is not None)
-            self._token = _scopes.var.set(_scopes.make(base, attributes=given))
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _scopes.leave(self._token)
-
-
-class per_prompt_scope:
-    """Marks the work inside as one prompt's, so that `in_per_prompt_scope` says so, in remote workers too.
-
-    With ``per_prompt_limit`` set, the spans of ``PER_PROMPT`` groups inside are recorded for the first prompts of each
-    step only: every sample of a prompt or none. A scope inside another one, in a remote worker dispatched to from
-    inside it too, belongs to the same prompt; scopes that processes enter on their own are counted by each process.
-    Outside any `iteration_scope` the run counts as one step.
-
-    Args:
-        prompt: Names the prompt where its samples enter scopes of their own, such as an index or a hash; by default
-            each scope is a prompt by itself.
-    """
-
-    __slots__ = ("_prompt", "_token")
-
-    def __init__(self, prompt: Hashable | None = None) -> None:
-        self._prompt = prompt
-        self._token: Token[_scopes.Scopes | None] | None = None
-
-    def __enter__(self) -> None:
-        base = _scopes.var.get()
-        if base is not None and base.per_prompt:
+        if not _state.tracing:
             return
+        base = _scopes.var.get()
         try:
-            admitted = _prompts.admit(
-                base.iteration if base is not None else None, object() if self._prompt is None else self._prompt
-            )
-        except TypeError:
-            _state.warn_once("prompt", "per_prompt_scope(%.80r): name a prompt by something hashable.", self._prompt)
-            admitted = True
-        self._token = _scopes.var.set(_scopes.make(base, per_prompt=True, muted=not admitted))
+            shared = {**dict(base.attributes if base is not None else ()), **self._attributes}
+        except Exception as error:  # no mapping, or one of the user's that fails
+            if is_interrupt(error):
+                raise
+            _state.warn_once("span-attributes", "span_attributes(%.80r) is ignored: %r", self._attributes, error)
+            return
+        given = tuple((key, value) for key, value in shared.items() if value is not None)
+        self._token = _scopes.var.set(_scopes.make(base, attributes=given))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _scopes.leave(self._token)
-
-
-def in_per_prompt_scope() -> bool:
-    """True inside a `per_prompt_scope`."""
-    scopes = _scopes.var.get()
-    return scopes is not None and scopes.per_prompt

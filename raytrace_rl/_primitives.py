@@ -61,12 +61,12 @@ def managed_span(
             return NO_SPAN  # type: ignore[no-any-return]
     except Exception as error:  # what cannot be hashed is no group
         return _no_group(group, name, error)
+    if group in PER_PROMPT and _prompts.muted():
+        return NO_SPAN  # type: ignore[no-any-return]
     if tracer is not None:
         return with_tracer(tracer, group, name, attributes)
     if group in _trees.ROOTS:
         return _trees.umbrella(group, name, attributes)
-    if group in PER_PROMPT and _prompts.muted():
-        return NO_SPAN  # type: ignore[no-any-return]
     return ManagedSpan(group, name, attributes)
 
 
@@ -121,32 +121,41 @@ def span_cm(name: str, /, *, tracer: Any = None, **attributes: Any) -> AbstractC
     return ManagedSpan(None, name, attributes)
 
 
-def trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def trace_fn(group: str, name: str | None = None, *, tracer: Any = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function of any kind (plain, coroutine, generator, async generator) with a `managed_span`.
 
     Args:
         group: Span group.
         name: Span name; by default the function's qualified name.
+        tracer: As for `managed_span`.
     """
-
-    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
-        label = _label(fn, name)
-        return _decorators.around(fn, group, lambda: managed_span(group, label))
-
-    return decorate
+    return _around(managed_span, group, name, tracer)
 
 
-def umbrella_trace_fn(group: str, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def umbrella_trace_fn(
+    group: str, name: str | None = None, *, tracer: Any = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function of any kind with an `umbrella_span`.
 
     Args:
         group: An umbrella group.
         name: Span name; by default the function's qualified name.
+        tracer: As for `managed_span`.
     """
+    return _around(umbrella_span, group, name, tracer)
 
+
+def _around(
+    make: Callable[..., AbstractContextManager[Span | None]], group: str, name: str | None, tracer: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
-        label = _label(fn, name)
-        return _decorators.around(fn, group, lambda: umbrella_span(group, label))
+        label = name or str(getattr(fn, "__qualname__", repr(fn)))
+        try:
+            hash(group)  # each call of the function looks it up
+        except Exception as error:
+            _no_group(group, label, error)
+            return fn
+        return _decorators.around(fn, group, lambda: make(group, label, tracer=tracer))
 
     return decorate
 
@@ -155,12 +164,8 @@ def _no_group(group: object, name: object, error: Exception) -> AbstractContextM
     """Leaves out a span whose group is none: the body runs without it."""
     if is_interrupt(error):
         raise error
-    _state.warn_once("no-group", "A %s is no span group: span %.80r is left out.", type(group).__name__, name)
+    _registry.warn_of_no_group(group, name)
     return NO_SPAN  # type: ignore[no-any-return]
-
-
-def _label(fn: Callable[..., Any], name: str | None) -> str:
-    return name or str(getattr(fn, "__qualname__", repr(fn)))
 
 
 class iteration_scope:

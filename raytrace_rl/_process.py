@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,9 +20,11 @@ from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
 from raytrace_rl.config import TelemetryConfig, capture_content, limits
+from raytrace_rl.relay.asking import Asker
 from raytrace_rl.resources import new_instance_id
 from raytrace_rl.spool import seal
 from raytrace_rl.spool.format import Kind
+from raytrace_rl.spool.hang import SUFFIX, Watch
 from raytrace_rl.spool.heartbeat import Heartbeat
 from raytrace_rl.spool.liveness import Liveness
 from raytrace_rl.spool.opentable import OpenTable
@@ -55,6 +56,8 @@ class Process:
         self._table: OpenTable | None = None
         self._liveness: Liveness | None = None
         self._heartbeat: Heartbeat | None = None
+        #: What asks for the node's relay; None where nothing is sent.
+        self.asker: Asker | None = None
         self._sink: Sink = NoSink()
         self._open()
 
@@ -69,13 +72,6 @@ class Process:
             self._sink = ConsoleSink()
             self.exporting = True
         else:
-            if config.exporter == "otlp":
-                _state.warn_once(
-                    "otlp",
-                    "exporter='otlp': this version has no relay yet, nothing is sent. Everything is kept in %s; "
-                    "'raytrace-rl export' writes it as OTLP.",
-                    config.run_dir,
-                )
             try:
                 self._open_spool(config)
             except OSError as error:
@@ -112,19 +108,34 @@ class Process:
         path, link = writer.paths(".open")
         self._table = OpenTable(path, writer.header(0))
         _link(path, link)
+        if config.exporter == "otlp" and config.run_id is not None:
+            self.asker = Asker(place.directory, config.run_id, config.relay_idle_s)
         self._heartbeat = Heartbeat(
             writer,
             self._table,
             interval_s=config.heartbeat_s,
             stack_after_s=config.stack_after_s,
             each_beat=self._companions(config),
+            watch=self._watch(writer, config),
         )
         self.exporting = True
 
     @staticmethod
-    def _companions(config: TelemetryConfig) -> list[Callable[[], None]]:
+    def _watch(writer: SpoolWriter, config: TelemetryConfig) -> Watch | None:
+        after_s = max(config.stack_after_s, 5 * config.heartbeat_s)  # a busy machine may be late with a beat or two
+        try:
+            path, link = writer.paths(SUFFIX)
+            watch = Watch(path, after_s)
+            _link(path, link)
+            return watch
+        except OSError:  # the full disk, or whatever it is, is warned of where it costs spans
+            return None
+
+    def _companions(self, config: TelemetryConfig) -> list[Callable[[], None]]:
         """Returns what the heartbeat does besides: none of it blocks."""
         found: list[Callable[[], None]] = [_metrics_pipeline.tick, logs.ensure]
+        if self.asker is not None:
+            found.append(self.asker.tick)
         if config.traces_enabled and config.run_dir is not None:
             found.append(_control.Control(config.run_dir, config.span_groups).check)
         return found
@@ -132,12 +143,12 @@ class Process:
     def _discard(self) -> None:
         """Undoes a spool that could be opened only in part."""
         writer, table, liveness = self.writer, self._table, self._liveness
-        self.writer = self._table = self._liveness = self._heartbeat = None
+        self.writer = self._table = self._liveness = self._heartbeat = self.asker = None
         self.exporting = False
         if table is not None:
             table.close()
         if writer is not None:
-            for suffix in (".open", ".live", ".0.rts"):
+            for suffix in (".open", SUFFIX, ".live", ".0.rts"):
                 _remove(writer, suffix)
         if liveness is not None:
             liveness.release()
@@ -184,7 +195,7 @@ class Process:
             if self._table is not None:
                 self._table.close()
             writer.close()
-            for suffix in (".open", ".live"):
+            for suffix in (".open", SUFFIX, ".live"):
                 _remove(writer, suffix)
             if self._liveness is not None:
                 self._liveness.release()
@@ -206,6 +217,8 @@ class Process:
         if self._liveness is not None:
             with contextlib.suppress(OSError):
                 self._liveness.forget()
+        if self.asker is not None:
+            self.asker.forget()
 
 
 class _ForkedSink:
@@ -356,7 +369,8 @@ def _adopt(place: Place) -> None:
 
 
 def _default_bound(directory: str) -> int:
-    return min(_DEFAULT_BOUND, max(shutil.disk_usage(directory).free // 20, 64 << 20))
+    found = os.statvfs(directory)
+    return min(_DEFAULT_BOUND, max(found.f_bavail * found.f_frsize // 20, 64 << 20))
 
 
 def _link(path: str, link: str) -> None:

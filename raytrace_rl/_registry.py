@@ -48,3 +48,9 @@ def bucket_value(bucket: object) -> str | None:
         ", ".join(sorted(BUCKET_VALUES)),
     )
     return None
+
+
+def warn_of_no_group(group: object, name: object = None) -> None:
+    """Says once that something was given for a span group that cannot be one (it cannot be hashed)."""
+    about = "" if name is None else f": span {name!r:.80} is left out"
+    _state.warn_once("no-group", "A %s is no span group%s.", type(group).__name__, about)

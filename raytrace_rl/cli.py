@@ -1,4 +1,4 @@
-"""The command line: ``raytrace-rl report``, ``export``, ``lint`` and ``groups``. One function a subcommand.
+"""The command line: ``raytrace-rl report``, ``stuck``, ``export``, ``lint`` and ``groups``. One function a subcommand.
 
 Exit codes: 0 fine, 1 findings (subcommands that look for them), 2 usage or unreadable input, with one line that says
 why on stderr.
@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from raytrace_rl import _cli_stuck
+from raytrace_rl._version import VERSION
+from raytrace_rl.monitor import spool_files
 from raytrace_rl.monitor.export import FORMATS, export
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Run, UnreadableRunError
 from raytrace_rl.monitor.report import report, text
-from raytrace_rl.spool import seal
+from raytrace_rl.spool import listing, liveness, seal
 
 OK: Final = 0
 FINDINGS: Final = 1
@@ -44,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_args(argv)
+        if sys.stdout is None:  # as Python has it where the descriptor is closed (``>&-``)
+            if getattr(options, "prints", True) or vars(options).get("out") == "-":
+                raise _UsageError("standard output is closed")
+            with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+                return int(options.run_subcommand(options))
         code: int = options.run_subcommand(options)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse: --help, or a usage error that it has explained
@@ -62,31 +70,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(reason: str) -> int:
-    print(f"raytrace-rl: {' '.join(reason.splitlines())}", file=sys.stderr)
+    _say(f"raytrace-rl: {' '.join(reason.splitlines())}")
     return UNUSABLE
+
+
+def _say(line: str) -> None:
+    """Prints a line beside the output. Where stderr is closed nobody hears it; ``print`` would take stdout instead."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="raytrace-rl", description="Where the time of an RL post-training run went, from its traces."
     )
+    parser.add_argument("--version", action="version", version=f"raytrace-rl {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     command = commands.add_parser("report", help="goodput, steps, spans, processes and what was lost")
     command.add_argument("RUN", help=_RUN_HELP)
     command.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
-    command.set_defaults(run_subcommand=_report)
+    command.set_defaults(run_subcommand=_report, prints=True)
+
+    command = commands.add_parser("stuck", help="the spans that are open: where, for how long, who waits for whom")
+    command.add_argument("RUN", help=_RUN_HELP)
+    _cli_stuck.add_options(command, _duration)
+    command.set_defaults(run_subcommand=_stuck, prints=True)
 
     command = commands.add_parser("export", help="write the run's spans in a standard file form")
     command.add_argument("RUN", help=_RUN_HELP)
     command.add_argument("--format", required=True, choices=FORMATS, help="form of the file")
     command.add_argument("--out", required=True, metavar="PATH", help="file to write, - for standard output")
-    command.set_defaults(run_subcommand=_export)
+    command.set_defaults(run_subcommand=_export, prints=False)
 
     command = commands.add_parser("lint", help="wiring and naming mistakes in a source tree")
     command.add_argument("PATH", nargs="+", help="Python file, or directory of them")
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
-    command.set_defaults(run_subcommand=_lint)
+    command.set_defaults(run_subcommand=_lint, prints=True)
 
     command = commands.add_parser("groups", help="change which span groups a live run records")
     command.add_argument("RUN", help="run directory")
@@ -94,8 +115,16 @@ def _parser() -> argparse.ArgumentParser:
         "SPEC", nargs="?", help="presets and groups, joined by commas; none for telemetry off; absent: as configured"
     )
     command.add_argument("--for", dest="seconds", type=_duration, metavar="TIME", help="go back after 30s, 5m or 1h")
-    command.set_defaults(run_subcommand=_groups)
+    command.set_defaults(run_subcommand=_groups, prints=False)
     return parser
+
+
+def _may_live(run_dir: Path) -> bool:
+    """False if every process of a run is proven to have ended."""
+    for files in listing.processes(run_dir / "spool"):
+        if liveness.state(files.live, spool_files.boot_id(files)) in {"alive", "unknown"}:
+            return True
+    return False
 
 
 def _duration(text: str) -> float:
@@ -140,6 +169,10 @@ def _report(options: argparse.Namespace) -> int:
     return OK
 
 
+def _stuck(options: argparse.Namespace) -> int:
+    return FINDINGS if _cli_stuck.run(options) else OK
+
+
 def _export(options: argparse.Namespace) -> int:
     run = _load(options.RUN)
     if options.out == "-":
@@ -151,7 +184,7 @@ def _export(options: argparse.Namespace) -> int:
     if out.exists() and not out.is_file():  # a device, a pipe: written to, never replaced
         with out.open("wb") as stream:
             written = export(run, options.format, stream)
-        print(f"{written} spans written to {options.out}", file=sys.stderr)
+        _say(f"{written} spans written to {options.out}")
         return OK
     if not out.parent.is_dir():
         raise _UsageError(f"{options.out}: there is no directory {out.parent}")
@@ -164,7 +197,7 @@ def _export(options: argparse.Namespace) -> int:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    print(f"{written} spans written to {options.out}", file=sys.stderr)
+    _say(f"{written} spans written to {options.out}")
     return OK
 
 
@@ -180,7 +213,7 @@ def _lint(options: argparse.Namespace) -> int:
     else:
         for finding in found.findings:
             print(finding)
-        print(found.summary, file=sys.stderr)
+        _say(found.summary)
     return FINDINGS if found.errors else OK
 
 
@@ -195,7 +228,9 @@ def _groups(options: argparse.Namespace) -> int:
     until_ns = None if options.seconds is None else time.time_ns() + int(options.seconds * 1e9)
     if options.SPEC is not None:
         for word in span_groups.pending_words(options.SPEC):
-            print(f"raytrace-rl: {word!r} is not known here: it works where its library is loaded", file=sys.stderr)
+            _say(f"raytrace-rl: {word!r} is not known here: it works where its library is loaded")
+    if not _may_live(run_dir):
+        _say("raytrace-rl: no process of this run is alive: only one that starts in this directory later will follow")
     _control.write(run_dir, options.SPEC, until_ns)
     chosen = "as configured" if options.SPEC is None else options.SPEC
     print(f"span groups of {run_dir}: {chosen}, within a heartbeat of each process")

@@ -54,7 +54,7 @@ projection: Final = Projection()
 _NEMO_RL_ONLY: Final = frozenset({"export_strategy", "export_rank", "export_sample_rate", "sampler_enabled"})
 
 #: Variables with our prefix that are no fields.
-_OTHER_VARIABLES: Final = frozenset({"WORKER_GROUP", "CAPTURE_CONTENT", "ATTEMPT"})
+_OTHER_VARIABLES: Final = frozenset({"WORKER_GROUP", "CAPTURE_CONTENT", "ATTEMPT", "RESOURCE_ATTRIBUTES"})
 
 
 class ConfigError(ValueError):
@@ -79,7 +79,9 @@ class TelemetryConfig:
         heartbeat_s: Seconds between two signs of life of a process, 0.01 to 3600.
         stack_after_s: Seconds a span is open before its Python stack is noted, 0 to 1e9 (in effect never).
         spool_max_mib: Bound of a node's spools in MiB; None for the lesser of 4 GiB and 5 % of free space.
-        per_prompt_limit: Prompts of a step whose ``PER_PROMPT`` spans are recorded, whole groups; None for all.
+        relay_idle_s: Seconds without work after which a node's relay ends, 1 to 1e9.
+        per_prompt_limit: Prompts of a step (outside any, of a rollout) whose ``PER_PROMPT`` spans are recorded, whole
+            groups; None for all.
 
     Raises:
         ConfigError: A value is of the wrong type or not allowed.
@@ -100,6 +102,7 @@ class TelemetryConfig:
     heartbeat_s: float = 1.0
     stack_after_s: float = 60.0
     spool_max_mib: int | None = None
+    relay_idle_s: float = 30.0
     per_prompt_limit: int | None = None
 
     def __post_init__(self) -> None:

@@ -10,13 +10,10 @@ from raytrace_rl._phases import (
     efficiency_span,
     emit_span,
     evaluate_span,
-    in_per_prompt_scope,
-    per_prompt_scope,
     setup_span,
     span_attributes,
     start_efficiency_span,
     startup_span,
-    streaming_umbrella_span,
 )
 from raytrace_rl._primitives import (
     iteration_scope,
@@ -27,6 +24,8 @@ from raytrace_rl._primitives import (
     umbrella_span,
     umbrella_trace_fn,
 )
+from raytrace_rl._prompts import in_per_prompt_scope, per_prompt_scope
+from raytrace_rl._streaming import streaming_umbrella_span
 from raytrace_rl.buckets import Bucket, bucket_scope
 from raytrace_rl.context import TraceContext, current_trace_carrier, remote_trace_context
 from raytrace_rl.dispatch import accepts_trace_context, dispatch_with_trace_context, trace_context_kwargs, traced

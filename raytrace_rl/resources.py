@@ -7,7 +7,6 @@ is not loaded already, and is silent about what is absent. Nothing here raises.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,9 @@ _INTEGERS: Final = frozenset(
         semconv.NV_DL_RANK,
         semconv.NV_DL_LOCAL_RANK,
         semconv.NV_DL_WORLD_SIZE,
+        semconv.RL_NUM_ROLLOUTS,
+        semconv.RL_NUM_PROMPT_GROUPS,
+        semconv.RL_NUM_GENERATIONS_PER_PROMPT,
         semconv.NV_DL_TOPOLOGY_SIZE_TP,
         semconv.NV_DL_TOPOLOGY_SIZE_PP,
         semconv.NV_DL_TOPOLOGY_SIZE_DP,
@@ -83,9 +85,10 @@ def process_resource(
     attempt: int | None = None,
     gpus: Sequence[str | int] | None = None,
     attributes: Mapping[str, AttributeValue] | None = None,
+    of_run: Mapping[str, AttributeValue] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, AttributeValue]:
-    """Returns the resource of this process. Weakest first: the host, what the environment says, who we are, the caller.
+    """Returns the resource of this process. Weakest first: the host, the run, the environment, who we are, the caller.
 
     Args:
         config: Settled settings; ``run_id`` and ``service_name`` are taken from it.
@@ -95,12 +98,14 @@ def process_resource(
         gpus: Physical GPUs of this process (indices on the node, or UUIDs); None to ask Ray, or without Ray
             ``CUDA_VISIBLE_DEVICES``.
         attributes: What the program says; it wins over everything that is found.
+        of_run: What the driver says of the whole run.
         environ: Where to look instead of ``os.environ``.
     """
     environ = os.environ if environ is None else environ
-    found: dict[str, AttributeValue | None] = {semconv.HOST_NAME: socket.gethostname()}
+    found: dict[str, AttributeValue | None] = {semconv.HOST_NAME: os.uname().nodename}
     found.update(_quietly(slurm_resource, environ))
     found.update(_quietly(kubernetes_resource, environ))
+    found.update(of_run or {})
     found.update({key: _typed(key, value) for key, value in resource_attributes(environ).items()})
     found.update(_quietly(_identity, config, role, rank or RankIdentity(), attempt))
     found.update(_quietly(ray_resource))

@@ -53,6 +53,12 @@ DL_PIPELINE_PARALLEL_SIZE: Final = "dl.pipeline_parallel.size"
 DL_DATA_PARALLEL_SIZE: Final = "dl.data_parallel.size"
 DL_CONTEXT_PARALLEL_SIZE: Final = "dl.context_parallel.size"
 DL_EXPERT_PARALLEL_SIZE: Final = "dl.expert_parallel.size"
+# and where a process stands among them
+DL_TENSOR_PARALLEL_RANK: Final = "dl.tensor_parallel.rank"
+DL_PIPELINE_PARALLEL_RANK: Final = "dl.pipeline_parallel.rank"
+DL_DATA_PARALLEL_RANK: Final = "dl.data_parallel.rank"
+DL_CONTEXT_PARALLEL_RANK: Final = "dl.context_parallel.rank"
+DL_EXPERT_PARALLEL_RANK: Final = "dl.expert_parallel.rank"
 
 # Resource: Ray -----------------------------------------------------------------------------------------------------
 RAY_JOB_ID: Final = "ray.job.id"

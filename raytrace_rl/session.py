@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -36,6 +37,7 @@ class telemetry_session:
     Args:
         config: As for `init_telemetry_driver`; what it leaves open is ``enabled`` and ``per_step`` here.
         algorithm: ``rl.algorithm`` of the run.
+        resource_attributes: What else is known of the run, such as ``rl.model``; as for `init_telemetry_driver`.
         flush_timeout_s: Seconds that all registered actors together have to flush at the end.
         summary: Print the summary.
 
@@ -48,11 +50,13 @@ class telemetry_session:
         config: Any = None,
         *,
         algorithm: str | None = None,
+        resource_attributes: Mapping[str, Any] | None = None,
         flush_timeout_s: float = 15.0,
         summary: bool = True,
     ) -> None:
         self._config = config
         self._algorithm = algorithm
+        self._resource_attributes = resource_attributes
         self._flush_timeout_s = flush_timeout_s
         self._summary = summary
         self._handle: TelemetryHandle | None = None
@@ -71,7 +75,9 @@ class telemetry_session:
 
     def __enter__(self) -> telemetry_session:  # noqa: PYI034 - typing.Self is 3.11
         self._handle = init_telemetry_driver(
-            TelemetryConfig.from_any(self._config, **_DEFAULTS), algorithm=self._algorithm
+            TelemetryConfig.from_any(self._config, **_DEFAULTS),
+            algorithm=self._algorithm,
+            resource_attributes=self._resource_attributes,
         )
         self._run_dir = self._handle.run_dir if self._handle is not None else None
         return self

@@ -9,22 +9,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
-import tempfile
 import threading
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from time import monotonic
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry import metrics, trace
-
-from raytrace_rl import _clock, _metrics_pipeline, _process, _state, semconv, span_groups
+from raytrace_rl import _env_carrier, _process, _run_attributes, _run_place, _state, semconv, span_groups
+from raytrace_rl._handle import TelemetryHandle
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl._version import VERSION
 from raytrace_rl.config import (
     RankIdentity,
     TelemetryConfig,
@@ -35,14 +27,22 @@ from raytrace_rl.config import (
     sdk_disabled,
     to_env,
 )
+from raytrace_rl.config import resource_attributes as env_resource_attributes
 from raytrace_rl.resources import process_resource, ray_resource
+
+__all__ = [
+    "TelemetryHandle",
+    "attach_to_cluster",
+    "get_telemetry_handle",
+    "init_telemetry_driver",
+    "init_telemetry_worker",
+    "shutdown_telemetry",
+    "start_from_carrier",
+    "telemetry_runtime_env",
+]
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
-
-_ATTEMPT_VARIABLE: Final = "RAYTRACE_RL_ATTEMPT"
-#: A Ray worker's working directory lies in its session's; files there go with the session.
-_RAY_SESSION: Final = re.compile(r"/session_\d{4}-\d{2}-\d{2}_")
 
 #: More cannot be waited for: `threading.Thread.join` overflows, and infinity would.
 _LONGEST_WAIT_S: Final = 1e6
@@ -52,50 +52,12 @@ _lock: Final = threading.RLock()
 _finished_pid: int = 0
 
 
-class TelemetryHandle:
-    """What telemetry is in this process; from `get_telemetry_handle`."""
-
-    def __init__(self, process: _process.Process, role: str) -> None:
-        self._process = process
-        self.role = role
-
-    def moved_to(self, process: _process.Process) -> None:
-        """In a forked child: stands for the telemetry that has started in it."""
-        self._process = process
-        self.role = semconv.ROLE_WORKER
-
-    @property
-    def tracer(self) -> trace.Tracer:
-        """An OTel tracer whose spans reach the spool."""
-        return trace.get_tracer("raytrace_rl", VERSION)
-
-    @property
-    def meter(self) -> metrics.Meter:
-        """An OTel meter whose instruments reach the spool, whichever MeterProvider is installed."""
-        return _metrics_pipeline.meter("raytrace_rl", VERSION)
-
-    @property
-    def is_exporting(self) -> bool:
-        """True only while spans really go somewhere."""
-        return self._process is _process.current and self._process.exporting and _state.tracing
-
-    @property
-    def run_dir(self) -> str | None:
-        """The run directory, absolute."""
-        return self._process.config.run_dir
-
-    @property
-    def run_id(self) -> str | None:
-        """The run's id."""
-        return self._process.config.run_id
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """What was lost in this process since telemetry started: spans, attributes, metrics, logs, bytes."""
-        return MappingProxyType(dict(_state.drops))
-
-
-def init_telemetry_driver(config: Any = None, algorithm: str | None = None) -> TelemetryHandle | None:
+def init_telemetry_driver(
+    config: Any = None,
+    algorithm: str | None = None,
+    *,
+    resource_attributes: Mapping[str, Any] | None = None,
+) -> TelemetryHandle | None:
     """Starts telemetry on the driver; to be called before ``ray.init``, so that workers inherit the settings.
 
     Settles the run id (environment, else configuration, else a short uuid), the attempt (a restart of the same run id
@@ -106,6 +68,11 @@ def init_telemetry_driver(config: Any = None, algorithm: str | None = None) -> T
         config: A `TelemetryConfig`, a mapping of its fields, or a master configuration that has one under
             ``telemetry``. The environment beats it.
         algorithm: ``rl.algorithm`` of the run, such as ``grpo``.
+        resource_attributes: What else the driver says of itself, and of the run: ``rl.model``, ``rl.algorithm``,
+            ``rl.backend``, ``rl.generation.backend``, ``rl.reward``, ``rl.num_rollouts``, ``rl.num_prompt_groups``,
+            ``rl.num_generations_per_prompt`` and ``nv.dl.topology.size.*`` reach every worker, which may say otherwise
+            of itself; any other stays with the driver (``OTEL_RESOURCE_ATTRIBUTES`` is for those that shall not). What
+            cannot be used is left out with a warning.
 
     Returns:
         The handle; None if telemetry is not enabled. Called again, the handle that there is.
@@ -125,11 +92,17 @@ def init_telemetry_driver(config: Any = None, algorithm: str | None = None) -> T
             return running
         try:
             algorithm = str(algorithm) if algorithm is not None else None  # enumerations, nodes of a configuration
-            settled = _settle_run(settled)
-            attempt = _claim_attempt(settled, algorithm)
-            values = {**to_env(settled), _ATTEMPT_VARIABLE: str(attempt)}
+            settled = _run_place.settle(settled)
+            attempt = _run_place.claim_attempt(settled, algorithm)
+            users = projection.user_value(os.environ, _run_attributes.VARIABLE) or ""
+            by_user = _run_attributes.of_environment(os.environ, users).all
+            named: dict[str, AttributeValue] = {semconv.RL_ALGORITHM: algorithm} if algorithm else {}
+            attributes = {**named, **_run_attributes.checked(resource_attributes), **by_user}
+            values = {**to_env(settled), _run_place.ATTEMPT_VARIABLE: str(attempt)}
+            overruled = set(attributes) & set(env_resource_attributes())
+            if run_wide := _run_attributes.to_text(attributes, also=by_user, overruled=overruled):
+                values[_run_attributes.VARIABLE] = run_wide
             projection.project(os.environ, values)
-            attributes: dict[str, AttributeValue] = {semconv.RL_ALGORITHM: algorithm} if algorithm else {}
             return _start(settled, semconv.ROLE_DRIVER, RankIdentity(), attempt, attributes, None)
         except Exception as error:
             projection.restore()
@@ -143,7 +116,7 @@ def init_telemetry_worker(
     rank: int | None = None,
     world_size: int | None = None,
     worker_group: str | None = None,
-    resource_attributes: Mapping[str, AttributeValue] | None = None,
+    resource_attributes: Mapping[str, Any] | None = None,
     gpus: Sequence[str | int] | None = None,
 ) -> TelemetryHandle | None:
     """Starts telemetry in a worker, if the environment enables it. Never raises. Once per process (pid).
@@ -155,7 +128,8 @@ def init_telemetry_worker(
         rank: Rank within the worker group, from 0; by default ``RANK``.
         world_size: Ranks in the group; by default ``WORLD_SIZE``.
         worker_group: Name of the group; by default ``RAYTRACE_RL_WORKER_GROUP``, then ``NRL_WORKER_GROUP``.
-        resource_attributes: Further attributes of the process; they win over detected ones.
+        resource_attributes: Further attributes of the process; they win over detected ones, and over what the driver
+            says of the run. What cannot be used is left out with a warning.
         gpus: Physical GPUs of the process: indices on the node, or UUIDs; by default what Ray assigned.
 
     Returns:
@@ -173,15 +147,17 @@ def init_telemetry_worker(
             )
             running = get_telemetry_handle()
             if running is not None:
-                _complete_identity(identity, resource_attributes, gpus)
+                _complete_identity(identity, _run_attributes.checked(resource_attributes), gpus)
                 return running
             settled = resolve(None, strict=False)
             if not settled.enabled or sdk_disabled():
                 return None
             _finished_pid = 0
-            settled = _settle_run(settled)
-            attempt = _inherited_attempt()
-            return _start(settled, semconv.ROLE_WORKER, identity, attempt, resource_attributes, gpus)
+            settled = _run_place.settle(settled)
+            attempt = _run_place.inherited_attempt()
+            of_run = _run_attributes.of_environment(os.environ)
+            attributes = {**of_run.strong, **_run_attributes.checked(resource_attributes)}
+            return _start(settled, semconv.ROLE_WORKER, identity, attempt, attributes, gpus, of_run.weak)
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -217,18 +193,25 @@ def telemetry_runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, An
     if process is None:
         return merged
     values = {**to_env(process.config), **forwarded_env()}
-    if _ATTEMPT_VARIABLE in os.environ:
-        values[_ATTEMPT_VARIABLE] = os.environ[_ATTEMPT_VARIABLE]
+    for variable in (_run_place.ATTEMPT_VARIABLE, _run_attributes.VARIABLE):
+        if variable in os.environ:
+            values[variable] = os.environ[variable]
     merged["env_vars"] = {**values, **dict(merged.get("env_vars") or {})}
     return merged
 
 
 def attach_to_cluster() -> None:
-    """After ``ray.init`` on the driver: adds Ray's ids of this process (job, node) to its identity. Never raises."""
+    """After ``ray.init`` on the driver: adds Ray's ids of this process (job, node) to its identity. Never raises.
+
+    With ``exporter="otlp"`` it also asks for the relay of the driver's node, and leaves the settings (headers among
+    them) where the relays of other nodes find them.
+    """
     try:
         process = _process.current
         if process is not None:
             process.describe(ray_resource())
+            if process.asker is not None:
+                process.asker.attach()
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -253,11 +236,14 @@ def shutdown_telemetry(timeout_ms: float = 5000) -> None:
             handle = _state.handle
             deadline = monotonic() + min(timeout_ms / 1000, _LONGEST_WAIT_S)
             _process.stop(deadline)
+            _env_carrier.release()
             span_groups.apply_spec(None)
             _finished_pid = os.getpid()
             if handle is not None and handle.role == semconv.ROLE_DRIVER:
                 projection.restore()
                 process.adopt_orphans(deadline)
+            if process.asker is not None:
+                process.asker.finish(deadline, driver=handle is None or handle.role == semconv.ROLE_DRIVER)
             lost = {kind: n for kind, n in _state.drops.items() if n}
             if lost:
                 _state.logger.warning("Telemetry of this process lost: %s", json.dumps(lost))
@@ -275,8 +261,11 @@ def _start(
     attempt: int,
     attributes: Mapping[str, AttributeValue] | None,
     gpus: Sequence[str | int] | None,
+    of_run: Mapping[str, AttributeValue] | None = None,
 ) -> TelemetryHandle:
-    resource = process_resource(config, role=role, rank=identity, attempt=attempt, gpus=gpus, attributes=attributes)
+    resource = process_resource(
+        config, role=role, rank=identity, attempt=attempt, gpus=gpus, attributes=attributes, of_run=of_run
+    )
     process = _process.start(config, resource)
     handle = TelemetryHandle(process, role)
     _state.handle = handle
@@ -285,92 +274,28 @@ def _start(
         # waits for this start instead of running without spans.
         span_groups.apply_spec(config.span_groups)
         _state.tracing = True
+        _env_carrier.adopt()
     return handle
 
 
 def _complete_identity(
-    identity: RankIdentity, attributes: Mapping[str, AttributeValue] | None, gpus: Sequence[str | int] | None
+    identity: RankIdentity, attributes: Mapping[str, AttributeValue], gpus: Sequence[str | int] | None
 ) -> None:
     process = _process.current
     if process is None:
         return
     known = process.resource
-    found = process_resource(
-        process.config, role=str(known.get(semconv.RL_ROLE)), rank=identity, gpus=gpus, attributes=attributes
-    )
-    missing = {key: value for key, value in found.items() if key not in known}
-    if missing:
-        process.describe(missing)
-
-
-def _settle_run(config: TelemetryConfig) -> TelemetryConfig:
-    """Returns ``config`` with a run id and an absolute run directory."""
-    run_id = config.run_id or uuid.uuid4().hex[:8]
-    if config.run_dir:
-        run_dir = config.run_dir if Path(config.run_dir).is_absolute() else str(_base() / config.run_dir)
-    else:
-        base = _base()
-        if _RAY_SESSION.search(str(base)):
-            base = _home()
-        run_dir = str(base / "raytrace_runs" / run_id)
-    return replace(config, run_id=run_id, run_dir=run_dir)
-
-
-def _base() -> Path:
-    try:
-        return Path.cwd()
-    except OSError:  # somebody has deleted it
-        return _home()
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # a user without an entry, as in many containers
-        return Path(tempfile.gettempdir())
-
-
-def _claim_attempt(config: TelemetryConfig, algorithm: str | None) -> int:
-    """Makes the run directory and returns this attempt's number, from 1. An unusable directory is found out later."""
-    if config.exporter in ("none", "console") or config.run_dir is None:
-        return 1
-    run_dir = Path(config.run_dir)
-    try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _hide(run_dir)
-        about = {"run_id": config.run_id, "algorithm": algorithm, "started_ns": _clock.now_ns(), "version": VERSION}
-        attempts = run_dir / "attempts"
-        attempts.mkdir(mode=0o700, exist_ok=True)
-        for attempt in range(1, 1_000_000):
-            try:
-                with (attempts / f"{attempt}.json").open("x", encoding="utf-8") as file:
-                    json.dump({**about, "attempt": attempt}, file)
-                return attempt
-            except FileExistsError:
-                continue
-    except OSError as error:
-        _state.logger.debug("run directory %s: %s", run_dir, error)  # the spool meets it next, and warns
-    return 1
-
-
-def _hide(run_dir: Path) -> None:
-    """Hides a run from git and from Ray, which packs the working directory. Files that are there already hold.
-
-    A directory that holds other things is the user's own, perhaps all of the code: only what we put into it is hidden.
-    """
-    ours = {"spool", "attempts", ".gitignore", ".rayignore", "control.json"}
-    foreign = any(entry.name not in ours for entry in run_dir.iterdir())
-    for directory in (run_dir / "spool", run_dir / "attempts") if foreign else (run_dir,):
-        directory.mkdir(mode=0o700, exist_ok=True)
-        for name in (".gitignore", ".rayignore"):
-            path = directory / name
-            if not path.exists():
-                path.write_text("*\n", encoding="ascii")
-
-
-def _inherited_attempt() -> int:
-    text = os.environ.get(_ATTEMPT_VARIABLE, "1")
-    return int(text) if text.isdecimal() and len(text) < 10 else 1
+    role = str(known.get(semconv.RL_ROLE))
+    found = process_resource(process.config, role=role, rank=identity, gpus=gpus, attributes=attributes)
+    # A worker that is started before its constructor runs knows only what the driver said of the run until then.
+    of_run = _run_attributes.of_environment(os.environ).all if role == semconv.ROLE_WORKER else {}
+    new = {
+        key: value
+        for key, value in found.items()
+        if key not in known or (key in attributes and key in of_run and known[key] == of_run[key] != value)
+    }
+    if new:
+        process.describe(new)
 
 
 def _at_exit() -> None:

@@ -108,7 +108,8 @@ def register_span_groups(
     Args:
         namespace: Who registers, for the warning: the library's name.
         groups: Group names (lower case), or a class whose upper-case string attributes are the groups.
-        presets: Preset name to the groups that it adds; a known preset name (``default``, ``per_step``) is extended.
+        presets: Preset name to the groups that it adds; a known preset name (``default``, ``per_step``) is extended. A
+            group that nobody has registered stays pending, as a word of a spec does.
         buckets: Group to default `Bucket`; a leaf group without one counts as overhead.
         umbrellas: Those of ``groups`` that are umbrellas.
     """
@@ -214,7 +215,15 @@ def resolve(spec: str) -> frozenset[str]:
         if word == "all":
             groups |= _registry.owners.keys()
         elif word in _registry.presets:
-            groups |= _registry.presets[word] - PER_PROMPT_GROUPS
+            groups |= _registry.presets[word] & _registry.owners.keys() - PER_PROMPT_GROUPS
+            for group in _pending_members(word):
+                _state.warn_once(
+                    f"preset:{word}:{group}",
+                    "Preset %r names the span group %r, which is not registered. It takes effect if its owner "
+                    "registers later.",
+                    word,
+                    group,
+                )
         elif word in _registry.owners:
             groups.add(word)
         elif word != "none":
@@ -228,9 +237,19 @@ def resolve(spec: str) -> frozenset[str]:
 
 
 def pending_words(spec: str) -> list[str]:
-    """Returns the words of ``spec`` that no registration has claimed yet."""
-    known = {"all", "none", *_registry.presets, *_registry.owners}
-    return [word for word in split_spec(spec) if word not in known]
+    """Returns the words of ``spec``, and of its presets, that no registration has claimed yet."""
+    known = {"all", "none", *_registry.owners}
+    words: dict[str, None] = {}
+    for word in split_spec(spec):
+        if word in _registry.presets:
+            words |= dict.fromkeys(_pending_members(word))
+        elif word not in known:
+            words[word] = None
+    return list(words)
+
+
+def _pending_members(preset: str) -> list[str]:
+    return sorted(_registry.presets[preset] - _registry.owners.keys())
 
 
 def apply_spec(spec: str | None) -> None:
@@ -247,7 +266,8 @@ class SpanGroupStatus:
     Attributes:
         spec: The spec in force, as configured or as ``raytrace-rl groups`` has it; None while nothing records.
         enabled: Groups that record.
-        pending: Words of the spec that nobody has registered yet, in order: misspelt, or of a library to come.
+        pending: Words of the spec, and of its presets, that nobody has registered yet, in order: misspelt, or of a
+            library to come.
         registered: All groups that there are.
         owners: Group to the namespace that registered it first.
     """
@@ -268,8 +288,12 @@ def span_group_status() -> SpanGroupStatus:
 
 
 def is_span_group_enabled(group: str) -> bool:
-    """True if spans of ``group`` record in this process right now."""
-    return group in _state.enabled
+    """True if spans of ``group`` record in this process right now; False, with one warning, for what is no group."""
+    try:
+        return group in _state.enabled
+    except TypeError:
+        _registry.warn_of_no_group(group)
+        return False
 
 
 register_span_groups()

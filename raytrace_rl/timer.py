@@ -102,14 +102,9 @@ class Timer:
         if should_log:
             _logger.debug("%s%s %.4f s", self._prefix, label, elapsed)
 
+    # Settings are Any: to a type checker, each value in **{"rl.x": 1} may be meant for any of them.
     def time(
-        self,
-        label: str,
-        should_log: bool = True,
-        *,
-        group: str | None = None,
-        span: AbstractContextManager[Any] | None = None,
-        **attributes: Any,
+        self, label: str, should_log: Any = True, *, group: Any = None, span: Any = None, **attributes: Any
     ) -> AbstractContextManager[Span | None]:
         """Times the body of a ``with`` statement, whether or not it raises.
 
@@ -117,9 +112,9 @@ class Timer:
 
         Args:
             label: What is timed.
-            should_log: Write a debug log line.
-            group: Span group of a `managed_span` to open around the body, named ``<span_prefix>.<label>`` (a slash in
-                the label becomes a dot).
+            should_log: Write a debug log line (a boolean).
+            group: Span group (a string) of a `managed_span` to open around the body, named ``<span_prefix>.<label>`` (a
+                slash in the label becomes a dot).
             span: Any other context manager to enter around the body.
             attributes: Attributes of the span that ``group`` opens.
 

@@ -26,8 +26,10 @@ RUN_WINDOW_WALL_CLOCK_CATEGORIES: Final = frozenset({INIT_TOTAL_CATEGORY})
 KNOWN_SHORT_NAMES: Final = frozenset({"rl.grad_norm", "rl.learning_rate", "rl.entropy"})
 #: Sums over spans are the monitor's, which knows what overlaps: no process has such a series.
 _ROLLED_UP: Final = re.compile(r"rl\.(goodput|bucket)(\..*)?")
+#: Narrower than OpenTelemetry's instrument names, which compare without regard to case: one spelling for a series.
+_NAME: Final = re.compile(r"rl(\.[a-z0-9_]+)+")
 #: OpenTelemetry specification, "Metrics API", "Instrument name syntax".
-_INSTRUMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.\-/]{0,254}")
+_MAX_NAME: Final = 255
 
 
 def as_scalar(value: Any) -> float | None:
@@ -61,8 +63,8 @@ class TeedMetric:
         description: One sentence.
 
     Raises:
-        ValueError: The name is outside ``rl.``, belongs to the monitor, or is no instrument name; the key is empty;
-            the kind does not exist.
+        ValueError: The name is not of lower-case words joined by dots of which ``rl`` is the first, belongs to the
+            monitor, or is longer than 255 characters; the key is empty; the kind does not exist.
     """
 
     logger_key: str
@@ -74,8 +76,11 @@ class TeedMetric:
     def __post_init__(self) -> None:
         if not self.logger_key:
             raise ValueError(f"the row of series {self.name!r} has no logger key")
-        if not self.name.startswith(METRIC_NAME_PREFIX) or not _INSTRUMENT_NAME.fullmatch(self.name):
-            raise ValueError(f"series {self.name!r} of logger key {self.logger_key!r}: write rl.<subsystem>.<metric>")
+        if not _NAME.fullmatch(self.name) or len(self.name) > _MAX_NAME:
+            raise ValueError(
+                f"series {self.name!r} of logger key {self.logger_key!r}: write rl.<subsystem>.<metric>, in lower-case "
+                "letters, digits and '_'"
+            )
         if _ROLLED_UP.fullmatch(self.name):
             raise ValueError(f"series {self.name!r}: goodput and buckets are summed by the monitor, from spans")
         if self.kind not in METRIC_KINDS:

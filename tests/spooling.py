@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,13 @@ def span(
     name: str | None = None,
     trace: bytes = TRACE,
     error: bool = False,
+    links: Sequence[tuple[int, dict[str, Any]]] = (),
     **values: Any,
 ) -> bytes:
-    """OTLP Span bytes: number ``n``, seconds from T0; keywords are attributes, ``rl__bucket`` for ``rl.bucket``."""
+    """OTLP Span bytes: number ``n``, seconds from T0; keywords are attributes, ``rl__bucket`` for ``rl.bucket``.
+
+    ``links`` are numbers of spans of the same trace, each with the link's attributes.
+    """
     message = Span(
         trace_id=trace,
         span_id=span_id(n),
@@ -77,6 +82,7 @@ def span(
         start_time_unix_nano=T0 + round(start_s * SECOND),
         end_time_unix_nano=0 if end_s is None else T0 + round(end_s * SECOND),
         attributes=attributes({key.replace("__", "."): value for key, value in values.items()}),
+        links=[Span.Link(trace_id=trace, span_id=span_id(to), attributes=attributes(of)) for to, of in links],
     )
     if error:
         message.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message="it broke"))

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,8 +146,8 @@ def test_no_home_to_go_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(setup.Path, "home", home)
-    monkeypatch.setattr(setup.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handle = setup.init_telemetry_driver({"enabled": True, "run_id": "r"})
     assert handle is not None
     assert handle.run_dir == str(tmp_path / "raytrace_runs" / "r")

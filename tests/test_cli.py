@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from raytrace_rl._version import VERSION
 from raytrace_rl.cli import main
 from raytrace_rl.monitor import load_run
 from tests.spooling import Spool, ended, resource, span
@@ -120,13 +121,59 @@ def test_help(capsys):
     assert "export" in out
 
 
-def test_broken_pipe(run_dir):
+@pytest.mark.parametrize("what", ["export {run} --format otlp-json --out -", "report {run} --json"])
+def test_broken_pipe(run_dir, what):
     """Catches a traceback under ``raytrace-rl export RUN ... | head -1``."""
-    export = f"{sys.executable} -m raytrace_rl.cli export {run_dir} --format otlp-json --out -"
-    command = f"{export} | head -c 10; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m raytrace_rl.cli {what.format(run=run_dir)} | head -c 10; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
     assert done.stderr == b""
     assert done.stdout.endswith(b"0\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["report {run}", "report {run} --json", "export {run} --format otlp-json --out -", "lint {run}"]
+)
+def test_closed_output_is_exit_2_with_a_reason(run_dir, command):
+    """Catches a traceback under ``raytrace-rl report RUN >&-``, or exit code 0 for output that nobody got."""
+    line = f"{sys.executable} -m raytrace_rl.cli {command.format(run=run_dir)} >&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "raytrace-rl: standard output is closed\n")
+
+
+def test_what_has_another_effect_than_output_needs_none(run_dir, tmp_path):
+    """Catches a retuning, or an export to a file, that fails because a daemon has closed its standard output."""
+    for command in (f"groups {run_dir} all", f"export {run_dir} --format otlp-json --out {tmp_path / 'spans'}"):
+        line = f"{sys.executable} -m raytrace_rl.cli {command} >&-"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    assert len(load_run(tmp_path / "spans").spans) == 399
+    assert "all" in (tmp_path / "run" / "control.json").read_text()
+
+
+def test_closed_standard_error_does_not_put_words_into_the_output(run_dir, tmp_path):
+    """Catches ``print(..., file=None)``, which writes to standard output instead."""
+    for command, code in (
+        ("report /nowhere", 2),
+        (f"export {run_dir} --format otlp-json --out {tmp_path / 'x'}", 0),
+        (f"lint {tmp_path}", 0),
+    ):
+        line = f"{sys.executable} -m raytrace_rl.cli {command} 2>&-"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+
+
+@pytest.mark.parametrize("command", ["report {run} --json", "export {run} --format otlp-json --out -"])
+def test_a_full_disk_under_the_output(run_dir, command):
+    """Catches a traceback, or Python's own complaint at exit, where the output's disk is full."""
+    line = f"{sys.executable} -m raytrace_rl.cli {command.format(run=run_dir)} >/dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "raytrace-rl: output: No space left on device\n")
+
+
+def test_version(capsys):
+    """Catches a report of a bug that cannot say which version it is about."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"raytrace-rl {VERSION}\n"
 
 
 def test_export_writes_to_devices_and_pipes_and_through_links(run_dir, tmp_path, capsys):

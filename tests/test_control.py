@@ -11,6 +11,7 @@ import pytest
 
 from raytrace_rl import _control, _state, cli, init_telemetry_driver, managed_span, shutdown_telemetry
 from raytrace_rl.monitor import load_run
+from tests.spooling import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +97,29 @@ def test_a_shutdown_closes_the_gates_for_good(run_dir):
     assert not _state.tracing
     assert not _state.enabled
     assert not recording("checkpoint")
+
+
+def test_an_ended_run_is_noted(run_dir, capsys):
+    """Catches five minutes of waiting for spans of a run that nobody said had ended."""
+    assert cli.main(["groups", str(run_dir), "all"]) == 0
+    assert "alive" not in capsys.readouterr().err
+    shutdown_telemetry()
+    assert cli.main(["groups", str(run_dir), "all"]) == 0
+    assert "no process of this run is alive" in capsys.readouterr().err
+    assert (run_dir / "control.json").is_file()  # for the next attempt, all the same
+
+
+def test_a_run_whose_processes_were_killed_is_noted(tmp_path, capsys):
+    """Catches a killed run that passes for a live one, or one on another host that passes for ended."""
+    spool = Spool(tmp_path / "run")
+    spool.segment(10, b"")
+    spool.live_file(10)
+    assert cli.main(["groups", str(spool.run_dir), "all"]) == 0
+    assert "no process of this run is alive" in capsys.readouterr().err
+    spool.segment(11, b"", boot_id=bytes(range(16)))
+    spool.live_file(11)  # nothing is proven of it
+    assert cli.main(["groups", str(spool.run_dir), "all"]) == 0
+    assert "alive" not in capsys.readouterr().err
 
 
 def test_another_process_of_the_run_follows(tmp_path):

@@ -15,7 +15,7 @@ from examples.async_grpo.metrics import STEP_SERIES
 from raytrace_rl import cli
 from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.report import report
-from raytrace_rl.monitor.signals import metrics_of
+from raytrace_rl.monitor.trajectories import trajectories
 from tests.demo_runs import ancestors, assert_one_tree, named, run_demo
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ UMBRELLAS = {"total_step_time": "rl.grpo.step", "total_validation_time": "rl.grp
 #: The gauges of a step, by the key they are logged under.
 SERIES = {
     "reward": "rl.reward.mean",
+    "response_length": "rl.response.length.mean",
     "kl": "rl.kl.divergence",
     "loss": "rl.policy.loss",
     "entropy": "rl.entropy",
@@ -209,6 +210,23 @@ def test_stale_batches_are_trained_on_up_to_the_limit_and_refused_beyond(run, de
     assert [row.attributes["rl.staleness.max"] for row in trained] == [max(values) for values in of_step]
 
 
+def test_each_step_links_to_the_rollouts_that_it_trained_on(run, demo):
+    """Catches trajectories whose origin is lost in the buffer, and ages or lags that are another's."""
+    rollouts = {row.span_id: row for row in named(run, "rl.grpo.rollout")}
+    found = trajectories(run)
+    assert [step["iteration"] for step in found["steps"]] == list(range(1, DEFAULTS.steps + 1))
+    staleness = demo.summary["staleness"]
+    for n, step in enumerate(found["steps"]):
+        of_step = staleness[n * DEFAULTS.batches_per_step :][: DEFAULTS.batches_per_step]
+        assert (step["lag"]["min"], step["lag"]["max"]) == (min(of_step), max(of_step))
+        assert step["count"] == DEFAULTS.batches_per_step
+    for each in found["list"]:
+        rollout = rollouts.pop(each["span_id"])  # each is trained on once
+        assert each["age_s"] > 0
+        assert rollout.trace_id == each["trace_id"]
+    assert found["other_node"] == found["below_zero"] == 0
+
+
 def test_every_refit_reaches_both_generation_workers(run):
     """Catches a policy that is trained and never generates: the workers would stay at the first weights."""
     syncs, generations = named(run, "rl.grpo.weight_sync"), named(run, "rl.grpo.generation")
@@ -224,6 +242,38 @@ def test_both_ranks_average_every_gradient(run):
     """Catches ranks that train apart from each other."""
     counts = Counter(row.rank for row in named(run, "rl.grpo.gradient_all_reduce"))
     assert counts == dict.fromkeys((0, 1), DEFAULTS.steps * DEFAULTS.epochs)
+
+
+@pytest.mark.parametrize("name", ["rl.grpo.reference_logprobs", "rl.grpo.policy_training"])
+def test_a_sharded_call_reaches_each_rank_with_its_own_shard(run, name):
+    """Catches a carrier lost on some ranks, by keyword (the log-probabilities) or by proxy; and one shard for all."""
+    rows = {row.span_id: row for row in named(run, name)}
+    by_step: dict[str, dict[int | None, SpanRow]] = {}
+    for row in rows.values():
+        if row.process.role == "worker":
+            assert rows[row.parent_span_id or ""].process.role == "driver"
+            by_step.setdefault(row.parent_span_id or "", {})[row.rank] = row
+    assert len(by_step) == DEFAULTS.steps
+    for ranks in by_step.values():
+        assert sorted(ranks, key=str) == [0, 1]
+        assert len({_number(row, "rl.shard.crc32") for row in ranks.values()}) == 2
+        assert sum(_number(row, "rl.shard.rows") for row in ranks.values()) == (
+            DEFAULTS.batches_per_step * DEFAULTS.num_prompts * DEFAULTS.num_generations
+        )
+
+
+def test_both_calls_of_a_step_deal_out_alike(run):
+    """Catches a rank that trains on other rows than those whose log-probabilities it got."""
+    seen = [
+        {
+            (row.iteration, row.rank, row.attributes["rl.shard.crc32"])
+            for row in named(run, name)
+            if row.worker_group == "training"
+        }
+        for name in ("rl.grpo.reference_logprobs", "rl.grpo.policy_training")
+    ]
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 2 * DEFAULTS.steps
 
 
 def test_steps_reach_the_spans_of_remote_workers(run):
@@ -290,7 +340,7 @@ def test_what_is_logged_is_teed(run, demo):
     logged = [json.loads(line) for line in (demo.run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in logged if line["prefix"] == "train" and "reward" in line]
     assert [line["reward"] for line in steps] == demo.summary["rewards"]
-    points = metrics_of(demo.run_dir)
+    points = run.metrics
     assert {point.process.role for point in points if point.name.startswith("rl.")} == {"driver"}
     for key, name in SERIES.items():
         values = [point.value for point in points if point.name == name]
@@ -312,6 +362,28 @@ def test_what_is_logged_is_teed(run, demo):
         "idle/refit_bubble": "wall_clock",
         "idle/buffer_full_backoff": "thread_seconds",
         "idle/generation_limit_pause": "collector_wall_clock",
+    }
+
+
+def test_every_process_says_what_the_run_is(run):
+    """Catches a worker whose spans cannot be found by model, algorithm, backend or reward."""
+    said = {
+        "rl.model": "digit-transformer",
+        "rl.algorithm": "grpo",
+        "rl.backend": "torch",
+        "rl.generation.backend": "torch",
+        "rl.reward": "sorted_digits",
+        "rl.num_prompt_groups": 32,
+        "rl.num_generations_per_prompt": 16,
+        "rl.num_rollouts": 512,
+    }
+    assert {_name(process): process.resource.items() >= said.items() for process in run.processes} == dict.fromkeys(
+        LANES, True
+    )
+    sharded = {_name(p): p.resource.get("nv.dl.topology.size.dp") for p in run.processes}
+    assert {name: size for name, size in sharded.items() if size} == {
+        "training[0] TrainingRank": 2,
+        "training[1] TrainingRank": 2,
     }
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.report import report, text
-from raytrace_rl.monitor.signals import logs_of
 from tests.demo_runs import Demo, assert_one_tree
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def test_logs_of_workers_stand_at_their_spans(killed):
     """Catches a bridge that is off in the workers, and records that have lost the span in which they were logged."""
     demo, pid, _, _ = killed
     spans = {row.span_id: row for row in load_run(demo.run_dir).spans}
-    found = logs_of(demo.run_dir)
+    found = load_run(demo.run_dir).logs
     versions = [row for row in found if row.logger == "examples.async_grpo.generation"]
     assert {row.severity_text for row in versions} == {"INFO"}
     assert {spans[row.span_id or ""].name for row in versions} == {"rl.grpo.weight_sync"}

@@ -11,15 +11,19 @@ import torch
 from examples.async_grpo.collector import AsyncTrajectoryCollector, CollectorReport, _score
 from examples.async_grpo.config import DemoConfig, parse_arguments
 from examples.async_grpo.loss import clipped_policy_loss, kl_estimate
-from examples.async_grpo.metrics import MetricsFile, step_metrics
+from examples.async_grpo.metrics import CRITIC_SERIES, STEP_SERIES, VALUE_LOSS, MetricsFile, step_metrics
 from examples.async_grpo.model import Policy, chosen, mean_entropy
-from examples.async_grpo.replay_buffer import StalenessQueue
+from examples.async_grpo.replay_buffer import Sample, StalenessQueue
 from examples.async_grpo.results import Results
 from examples.async_grpo.task import NUM_DIGITS, sample_prompts, score
 from examples.async_grpo.training import PolicyUpdate
 from examples.async_grpo.trajectories import Generation, RolloutBatch, group_relative_advantages, shard
 from raytrace_rl import span_cm
+from raytrace_rl.metrics import TeeingLogger
+from raytrace_rl.monitor import load_run
+from raytrace_rl.vocabulary import teed_metrics
 from tests.running import attributes, running
+from tests.signals_running import signals
 
 pytest_plugins = ["tests.telemetry_fixtures"]
 
@@ -268,9 +272,10 @@ def test_step_metrics_hold_gauges_and_efficiency_seconds():
     """Catches seconds under a key that the tee does not know, and phases that are no category among them."""
     driver = {"idle/refit_bubble": 0.5, "weight_sync": 2.0}
     collector = {"idle/buffer_full_backoff": 7.0, "reward": 1.0}
-    found = step_metrics(0.25, PolicyUpdate(0.1, 0.2, 0.3, 0.4, 0.5), driver, collector)
+    found = step_metrics(0.25, 4.0, PolicyUpdate(0.1, 0.2, 0.3, 0.4, 0.5), driver, collector)
     assert found == {
         "reward": 0.25,
+        "response_length": 4.0,
         "loss": 0.1,
         "kl": 0.2,
         "entropy": 0.3,
@@ -279,6 +284,46 @@ def test_step_metrics_hold_gauges_and_efficiency_seconds():
         "efficiency/idle/refit_bubble_s": 0.5,
         "efficiency/idle/buffer_full_backoff_s": 7.0,
     }
+
+
+def test_every_gauge_of_a_step_is_declared_where_it_is_logged():
+    """Catches one of the step's gauges that no code declares, so that no run ever has it."""
+    declared = {row.name for row in (*STEP_SERIES, *CRITIC_SERIES)}
+    assert declared == {
+        "rl.reward.mean",
+        "rl.kl.divergence",
+        "rl.policy.loss",
+        "rl.value.loss",
+        "rl.entropy",
+        "rl.response.length.mean",
+        "rl.grad_norm",
+        "rl.learning_rate",
+    }
+    assert declared <= {row.name for row in teed_metrics()}
+    logged = step_metrics(0.25, 4.0, PolicyUpdate(0.1, 0.2, 0.3, 0.4, 0.5))
+    assert {row.logger_key for row in STEP_SERIES} == logged.keys()
+
+
+def test_a_loop_with_a_critic_has_its_loss_teed(tmp_path):
+    """Catches a declared row that the tee does not know: a series that would stay empty where there is a critic."""
+    with signals(tmp_path / "run") as started:
+        logged = step_metrics(0.25, 4.0, PolicyUpdate(0.1, 0.2, 0.3, 0.4, 0.5))
+        TeeingLogger(MetricsFile(tmp_path / "metrics.jsonl")).log_metrics(
+            {**logged, VALUE_LOSS: 0.75}, 1, prefix="train"
+        )
+    points = {row.name: row.value for row in load_run(started.run_dir).metrics}
+    assert (points["rl.value.loss"], points["rl.response.length.mean"]) == (0.75, 4.0)
+
+
+def test_response_lengths_are_averaged_over_responses():
+    """Catches batches that weigh alike, whatever their number of responses."""
+    batches = tuple(
+        RolloutBatch(
+            n, np.zeros((p, 4)), Generation(np.zeros((p, 2, length)), np.zeros((p, 2, length)), 0), np.zeros(1)
+        )
+        for n, (p, length) in enumerate([(3, 4), (1, 8)])
+    )
+    assert Sample(batches, (0, 0), 0).mean_response_length == 5.0
 
 
 def test_metrics_file_has_a_line_for_each_call(tmp_path):

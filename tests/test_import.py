@@ -25,6 +25,7 @@ LEVELS = {
     "config": 1,
     "resources": 1,
     "spool": 1,
+    "relay": 2,
     "buckets": 2,
     "efficiency": 2,
     "span_groups": 2,
@@ -41,7 +42,6 @@ LEVELS = {
     "integrations": 5,
     "lint": 5,
     "monitor": 5,
-    "relay": 5,
     "session": 5,
     "testing": 5,
     "worker_groups": 5,
@@ -63,7 +63,19 @@ def test_importing_the_package_pulls_in_nothing_heavy():
     assert _loaded_after("import raytrace_rl") == set()
 
 
-@pytest.mark.parametrize("name", ["config", "resources", "semconv", "dispatch", "threads", "instrumentation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config",
+        "resources",
+        "semconv",
+        "dispatch",
+        "threads",
+        "instrumentation",
+        "integrations.collector",
+        "integrations.data_plane",
+    ],
+)
 def test_importing_a_light_module_pulls_in_nothing_heavy(name):
     """Catches the same in the modules that a user imports by name."""
     assert _loaded_after(f"import raytrace_rl.{name}") == set()

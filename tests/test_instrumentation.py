@@ -18,15 +18,20 @@ from raytrace_rl import _span, _state, span_groups
 from raytrace_rl.instrumentation import (
     Bucket,
     bucket_scope,
+    emit_span,
+    is_span_group_enabled,
     iteration_scope,
     managed_span,
     safe_set_span_attributes,
+    span_attributes,
     span_cm,
+    streaming_umbrella_span,
     trace_fn,
     umbrella_span,
     umbrella_trace_fn,
 )
 from raytrace_rl.span_groups import ALL_GROUPS, UMBRELLA_GROUPS, register_span_groups
+from tests.disks import warnings_of
 from tests.running import Telemetry, attributes, running
 
 pytest_plugins = ["tests.telemetry_fixtures"]
@@ -702,7 +707,89 @@ def test_decorator_asks_the_gate_at_each_call(tmp_path: Path):
         assert len(telemetry.spans()) == 1
 
 
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("junk", [[], {}, {"generation"}, [["job"]]], ids=str)
+def test_what_cannot_be_a_group_is_one_warning_and_the_body_runs(
+    junk: Any, on: bool, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+):
+    """A group out of a configuration that is a list ends the run, as it is only looked up in a set."""
+    telemetry = request.getfixturevalue("telemetry") if on else None
+    ran = []
+    for opener in (managed_span, umbrella_span):
+        with opener(junk, "s") as span:
+            ran.append(span)
+    with streaming_umbrella_span(junk, "s") as step, step() as span:
+        ran.append(span)
+    assert ran == [None] * 3
+    for decorator in (trace_fn, umbrella_trace_fn):
+        assert decorator(junk, "s")(len)([1]) == 1
+        assert list(decorator(junk, "s")(lambda: iter((1, 2)))()) == [1, 2]
+    emit_span(junk, "s", 1.0, 2.0)
+    assert is_span_group_enabled(junk) is False
+    assert len(warnings_of(caplog)) == 1
+    if telemetry is not None:
+        assert (telemetry.spans(), telemetry.drops) == ([], {})
+
+
+def test_shared_attributes_that_are_none_are_one_warning(telemetry: Telemetry, caplog: pytest.LogCaptureFixture):
+    """``span_attributes(config.tags)`` with a list in it ends the run."""
+    for junk in (None, [1], 5, "x"):
+        with span_attributes(junk), managed_span("generation", "s"):
+            pass
+    assert len(telemetry.spans()) == 4
+    assert len(warnings_of(caplog)) == 1
+
+
 # -- foreign tracers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "generator", "asyncgen"])
+@pytest.mark.parametrize("decorate", [trace_fn, umbrella_trace_fn])
+def test_decorators_take_a_tracer(telemetry: Telemetry, decorate: Any, kind: str):
+    """``@trace_fn(group, name, tracer=telemetry.tracer)``, as NeMo-RL writes it, fails at import or loses the span."""
+    group = "generation" if decorate is trace_fn else "job"
+
+    @decorate(group, "decorated", tracer=trace.get_tracer("theirs"))
+    def plain() -> int:
+        return len(list(inner(2)))
+
+    @decorate(group, "decorated", tracer=trace.get_tracer("theirs"))
+    async def coroutine() -> int:
+        await asyncio.sleep(0)
+        return plain_inner(2)
+
+    @decorate(group, "decorated", tracer=trace.get_tracer("theirs"))
+    def generator() -> Generator[int]:
+        yield from inner(2)
+
+    @decorate(group, "decorated", tracer=trace.get_tracer("theirs"))
+    async def asyncgen() -> AsyncGenerator[int]:
+        for n in inner(2):
+            yield n
+
+    def inner(count: int) -> Any:
+        with managed_span("reward", "inside"):
+            yield from range(count)
+
+    def plain_inner(count: int) -> int:
+        return len(list(inner(count)))
+
+    async def collect() -> int:
+        return len([n async for n in asyncgen()])
+
+    calls: dict[str, Any] = {
+        "plain": plain,
+        "coroutine": lambda: asyncio.run(coroutine()),
+        "generator": lambda: len(list(generator())),
+        "asyncgen": lambda: asyncio.run(collect()),
+    }
+    assert calls[kind]() == 2
+    decorated, inside = telemetry.span("decorated"), telemetry.span("inside")
+    assert inside.parent_span_id == decorated.span_id
+    assert attributes(decorated)["rl.span_group"] == group
+    assert attributes(decorated).get("rl.bucket") == ("productive" if group == "generation" else None)
+    scopes = [row.scope.name for row in telemetry.run().spans if row.name == "decorated" and row.scope is not None]
+    assert scopes == ["theirs"]
 
 
 def test_what_is_no_tracer_is_ignored(telemetry: Telemetry):

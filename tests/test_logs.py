@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from raytrace_rl import _state, logs, managed_span
-from raytrace_rl.monitor import signals as reading
+from raytrace_rl.monitor import load_run
 from tests.running import attributes, child, plain
 from tests.signals_running import log_records, signals
 
@@ -228,7 +228,7 @@ def test_a_forked_child_logs_under_its_own_process(tmp_path):
         """,
         tmp_path / "run",
     )
-    found = {(row.body, row.process.pid) for row in reading.logs_of(tmp_path / "run")}
+    found = {(row.body, row.process.pid) for row in load_run(tmp_path / "run").logs}
     assert {body for body, _ in found} == {"parent", "child", "after"}
     by_body = dict(found)
     assert by_body["parent"] == by_body["after"] != by_body["child"]

@@ -26,7 +26,7 @@ from raytrace_rl.metrics import (
     setup_phase,
     tee_rl_metrics_to_otel,
 )
-from raytrace_rl.monitor.signals import metrics_of
+from raytrace_rl.monitor import load_run
 from raytrace_rl.vocabulary import TeedMetric, register_teed_metrics
 from tests.running import child
 from tests.signals_running import names, points, scope_metrics, signals, values
@@ -494,7 +494,7 @@ def test_a_wrapped_logger_can_be_pickled_and_copied():
 def test_the_rows_arrive_as_a_person_reads_them(run):
     """Catches a path from logged key to row of the metrics table that breaks anywhere on the way."""
     tee({"reward": 0.25})
-    (row,) = metrics_of(run.run_dir)
+    (row,) = load_run(run.run_dir).metrics
     assert (row.name, row.kind, row.value, row.attributes) == ("rl.reward.mean", "gauge", 0.25, {})
     assert row.process.role == "driver"
     assert RL_METRIC_GROUP == "rl"

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from raytrace_rl import (
+    TracedActor,
     _cardinality,
     _env_signals,
     _metrics_api,
@@ -22,7 +23,7 @@ from raytrace_rl import (
     managed_span,
 )
 from raytrace_rl._metrics_pipeline import meter
-from raytrace_rl.monitor.signals import metrics_of
+from raytrace_rl.monitor import load_run
 from tests.running import child, wait_for
 from tests.signals_running import names, points, scope_metrics, signals, values
 
@@ -73,12 +74,25 @@ def test_every_kind_of_instrument_reaches_the_spool(run):
     assert run.drops == {}
 
 
+def test_a_flush_that_is_not_final_collects_and_goes_on(run):
+    """Catches a checkpoint's flush that leaves what was recorded so far to the next interval, or ends metrics."""
+    counter = meter("m").create_counter("c")
+    meter("m").create_observable_gauge("o", [lambda _: [Observation(7)]])
+    counter.add(1)
+    assert load_run(run.run_dir).metrics == []
+    assert TracedActor().flush_telemetry(5, final=False) is True
+    assert (values(run.run_dir, "c"), values(run.run_dir, "o")) == ([1], [7])
+    counter.add(1)
+    assert collect()
+    assert values(run.run_dir, "c") == [1, 2]
+
+
 def test_bucket_boundaries_that_are_advised_hold(run):
     """Catches an advice that is taken and not passed on."""
     made = meter("m").create_histogram("h", explicit_bucket_boundaries_advisory=[1.0, 2.0])
     made.record(1.5)
     collect()
-    (row,) = metrics_of(run.run_dir)
+    (row,) = load_run(run.run_dir).metrics
     assert (row.bounds, row.bucket_counts, row.count) == ((1.0, 2.0), (0, 1, 0), 1)
 
 
@@ -283,7 +297,7 @@ def test_delta_temporality_and_exponential_histograms_on_request(tmp_path, monke
             collect()
         assert values(started.run_dir, "c") == [1, 1]
         assert values(started.run_dir, "u") == [1, 2]
-        rows = [row for row in metrics_of(started.run_dir) if row.name == "h"]
+        rows = [row for row in load_run(started.run_dir).metrics if row.name == "h"]
         assert [(row.kind, row.temporality, row.count) for row in rows] == [("exponential_histogram", "delta", 1)]
 
 
@@ -603,7 +617,7 @@ def test_a_forked_child_counts_from_zero_under_its_own_process(tmp_path):
         """,
         tmp_path / "run",
     )
-    rows = [row for row in metrics_of(tmp_path / "run") if row.name == "c"]
+    rows = [row for row in load_run(tmp_path / "run").metrics if row.name == "c"]
     assert {row.value for row in rows} == {1, 105}
     assert len({row.process.pid for row in rows}) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, get_current_span
 
 from raytrace_rl import RLSpanGroup as G
-from raytrace_rl import init_telemetry_driver, managed_span, shutdown_telemetry
+from raytrace_rl import _state, init_telemetry_driver, managed_span, shutdown_telemetry
 from raytrace_rl.instrumentation import (
     Bucket,
     bucket_scope,
@@ -31,6 +32,7 @@ from raytrace_rl.instrumentation import (
     umbrella_span,
 )
 from raytrace_rl.monitor import load_run
+from tests.disks import warnings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +124,26 @@ def test_disabled_it_yields_none_and_the_body_runs(phase):
     assert ran == [None]
 
 
+@pytest.mark.parametrize("groups", [None, "default", "none"])
+def test_disabled_nothing_is_emitted_started_or_counted(groups, tmp_path):
+    """Catches a primitive without a ``with`` that records, or counts a loss, while its group, or telemetry, is off."""
+    if groups is not None:
+        init_telemetry_driver({"enabled": True, "span_groups": groups, "run_dir": str(tmp_path / "run")})
+    emit_span(G.GENERATION, "rl.grpo.late", 1.0, 2.0, attributes={"rl.x": 1})
+    assert start_efficiency_span("idle/refit_bubble", **{"rl.x": 1}) is None
+    with span_attributes({"rl.x": 1}), bucket_scope(Bucket.IDLE), per_prompt_scope(3, of=8):
+        assert in_per_prompt_scope()
+        with managed_span(G.GENERATION, "rl.grpo.generation") as span:
+            assert span is None
+        with streaming_umbrella_span(G.U_ROLLOUT, "rl.grpo.rollout") as step, step() as span:
+            assert span is None
+    assert not in_per_prompt_scope()
+    assert not any(_state.drops.values())
+    shutdown_telemetry()
+    if groups is not None:
+        assert load_run(tmp_path / "run").spans == []
+
+
 def test_an_exception_is_recorded_and_passes(recorded):
     """Catches a phase that swallows the body's exception, or leaves its scope open behind it."""
     with pytest.raises(KeyError), evaluate_span("grpo"):
@@ -159,6 +181,31 @@ def test_an_unknown_category_is_overhead_and_warned_of_once(recorded, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "idle/buffer_starvatoin" in caplog.text
     assert recorded.spans()["rl.idle.buffer_starvatoin"].bucket == "overhead"
+
+
+@pytest.mark.parametrize("junk", [[], {}, 5, None, "", object()], ids=str)
+def test_what_is_no_category_is_one_warning_and_the_body_runs(junk, recorded, caplog):
+    """Catches junk for a category that ends the wait it was to name, or becomes the name of a span."""
+    ran = []
+    for _ in range(2):
+        with efficiency_span(junk) as span:
+            ran.append(span)
+        ran.append(start_efficiency_span(junk))
+    assert ran == [None] * 4
+    assert len(warnings_of(caplog)) == 1
+    assert recorded.spans() == {}
+
+
+def test_a_category_of_an_enumeration_is_the_string_in_it(recorded):
+    """Catches a category recorded as ``Wait.BUBBLE``, without its bucket."""
+
+    class Wait(str, Enum):
+        BUBBLE = "idle/refit_bubble"
+
+    with efficiency_span(Wait.BUBBLE):
+        pass
+    (span,) = recorded.spans().values()
+    assert (span.name, span.bucket) == ("rl.idle.refit_bubble", "idle")
 
 
 def test_a_hand_ended_wait_adopts_no_children(recorded):

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from raytrace_rl.monitor import Run, load_run, tables, text
+from raytrace_rl.monitor import Run, drawing, load_run, tables
 from raytrace_rl.monitor.report import report, summary
 from raytrace_rl.monitor.report import text as full_text
 from raytrace_rl.spool.format import Kind, pack_record
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
+
+#: What a link to the rollout of trajectories says.
+ORIGIN = {"rl.trajectory.count": 8, "rl.trajectory.age_s": 2.5, "rl.weight_version": 1, "rl.trajectory.lag": 1}
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def run(tmp_path):
                 rl__bucket="overhead",
                 rl__iteration=n,
                 error=n == 3,
+                links=[(100, ORIGIN)] if n == 2 else (),
             )
         )
     drops = pack_record(Kind.DROPS, b'{"spans": 3, "attributes": 2}')
@@ -61,7 +65,16 @@ def run(tmp_path):
         rl__run__id="my-run",
     )
     work = ended(
-        span(100, 4, 6, parent=2, name="rl.vllm.generate", rl__bucket="productive", rl__span_group="generation")
+        span(
+            100,
+            4,
+            6,
+            parent=2,
+            name="rl.vllm.generate",
+            rl__bucket="productive",
+            rl__span_group="generation",
+            rl__queued_ns=SECOND // 4,
+        )
     )
     orphan = ended(span(101, 6, 7, parent=4711, name="lost child"))
     spool.segment(11, work + b"?" * 9 + orphan, heartbeat_ns=T0 + 12 * SECOND, resource=identity)
@@ -154,7 +167,13 @@ def test_schema_is_documented(run):
     """Catches a key of ``report --json`` that docs/report.md does not describe, or one it describes in vain."""
     documentation = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
     described = set(re.findall(r"^\| `([a-z0-9_.\[\]]+)` \|", documentation, re.MULTILINE))
-    free = ("loss.drops.", "processes[].drops.", "traces.root_names.", "traces.missing_parent_names.")
+    free = (
+        "loss.drops.",
+        "processes[].drops.",
+        "traces.root_names.",
+        "traces.missing_parent_names.",
+        "trajectories.steps[].weight_versions.",
+    )
     # open_spans is empty here, and has the entries of truncated_spans.
     actual = {path for path in schema_paths(json.loads(json.dumps(report(run)))) if not path.startswith(free)}
     assert actual == described
@@ -188,6 +207,9 @@ def test_text_has_each_section(run):
         "Fleet (1 worker lane",
         "Sum of bucketed spans",
         "Steps: 4 complete, mean 2.50s, p50 2.50s",
+        "Trajectories: 8 trained on, age 2.50s to 2.50s (median 2.50s)",
+        "weight versions behind: 1 to 1 (median 1)",
+        "generation                         1        1  250.0ms  250.0ms  250.0ms",
         "rl.grpo.data                   overhead         4    4.00s    1.00s    1.00s      1",
         "generation[1] GenWorker pid 11",
         "1 damaged records, 1 unreachable files",
@@ -197,6 +219,19 @@ def test_text_has_each_section(run):
     ):
         assert wanted in shown
     assert max(map(len, (line for line in shown.splitlines() if " at " not in line))) <= 100
+
+
+def test_a_process_of_a_long_name_keeps_its_pid(tmp_path):
+    """Catches the one word of a process that a person can look for on the host, cut off at the table's edge."""
+    spool = Spool(tmp_path / "run")
+    group = "a_worker_group_of_a_long_name"
+    for pid in (1234567, 1234568):
+        spool.segment(pid, b"", resource=resource(rl__worker_group=group, nv__dl__rank=pid % 8))
+    lines = full_text(load_run(spool.run_dir)).splitlines()
+    table = lines[lines.index("Processes:") + 1 :]
+    assert table[0].split()[:2] == ["process", "pid"]
+    assert [line.split()[1] for line in table[1:3]] == ["1234567", "1234568"]
+    assert all(len(line) <= 80 for line in table[:3])
 
 
 def test_empty_run():
@@ -238,7 +273,7 @@ def test_live_run_shows_open_spans(tmp_path):
 )
 def test_seconds(value, wanted):
     """Catches durations drawn in the wrong unit."""
-    assert text.seconds(value) == wanted
+    assert drawing.seconds(value) == wanted
 
 
 def test_percentile():

@@ -6,7 +6,6 @@ import logging
 import time
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -14,10 +13,10 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ScopeLogs
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from raytrace_rl import _decode_logs, _decode_metrics, _metrics_pipeline, managed_span
-from raytrace_rl.monitor.model import Process, UnreadableRunError
-from raytrace_rl.monitor.signals import log_rows, logs_of, metric_rows, metrics_of
+from raytrace_rl.monitor import load_run
+from raytrace_rl.monitor.model import Process
+from raytrace_rl.monitor.signals import log_rows, metric_rows
 from raytrace_rl.spool.format import Kind, pack_header, pack_record
-from raytrace_rl.spool.reader import Damage
 from tests.signals_running import signals
 from tests.spooling import attributes, header, resource
 
@@ -57,31 +56,28 @@ def test_rows_of_all_processes_in_the_order_of_time(tmp_path):
     """Catches points of one process hiding another's, or a series that jumps back and forth in time."""
     spool(tmp_path, 1, (Kind.METRICS, gauge("m", point(1, 10), point(4, 40))), resource=resource_of("train"))
     spool(tmp_path, 2, (Kind.METRICS, gauge("m", point(2, 20))), (Kind.METRICS, gauge("m", point(3, 30, k="v"))))
-    rows = metrics_of(tmp_path)
+    rows = load_run(tmp_path).metrics
     assert [(row.value, row.process.pid) for row in rows] == [(1, 1), (2, 2), (3, 2), (4, 1)]
     assert rows[0].process.worker_group == "train"
     assert (rows[2].attributes, rows[2].unit, rows[2].scope, rows[2].kind) == ({"k": "v"}, "s", "scope", "gauge")
     assert "m" in repr(rows[0])
-    assert metrics_of(tmp_path / "spool")[0].value == 1
+    assert load_run(tmp_path / "spool").metrics[0].value == 1
 
 
 def test_logs_and_metrics_do_not_mix(tmp_path):
     """Catches a record of one kind decoded as the other."""
     spool(tmp_path, 1, (Kind.LOGS, log("late", 20)), (Kind.METRICS, gauge("m", point(1, 10))), (Kind.LOGS, log("e", 5)))
-    damage: list[Damage] = []
-    assert [(row.body, row.logger, row.severity) for row in logs_of(tmp_path, damage)] == [
-        ("e", "a.b", 9),
-        ("late", "a.b", 9),
-    ]
-    assert len(metrics_of(tmp_path, damage)) == 1
-    assert damage == []
+    run = load_run(tmp_path)
+    assert [(row.body, row.logger, row.severity) for row in run.logs] == [("e", "a.b", 9), ("late", "a.b", 9)]
+    assert len(run.metrics) == 1
+    assert run.damage == []
 
 
 def test_the_latest_resource_names_the_process(tmp_path):
     """Catches an actor whose identity came after its start being nobody."""
     spool(tmp_path, 1, (Kind.METRICS, gauge("m", point(1, 1))), (Kind.RESOURCE, resource_of("late")))
     spool(tmp_path, 1, (Kind.METRICS, gauge("m", point(2, 2))), resource=resource_of("early"), number=1)
-    assert {row.process.worker_group for row in metrics_of(tmp_path)} == {"late"}
+    assert {row.process.worker_group for row in load_run(tmp_path).metrics} == {"late"}
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_there(tmp_path):
@@ -97,20 +93,12 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_there(tmp_path):
     data[-3] ^= 0xFF
     path.write_bytes(bytes(data))
     spool(tmp_path, 2, (Kind.METRICS, gauge("m", point(3, 3))), resource=b"\xff")
-    damage: list[Damage] = []
-    assert [row.value for row in metrics_of(tmp_path, damage)] == [1, 3]
-    assert {each.kind for each in damage} >= {"payload"}
+    run = load_run(tmp_path)
+    assert [row.value for row in run.metrics] == [1, 3]
+    assert {each.kind for each in run.damage} >= {"payload"}
 
 
-def test_a_run_that_is_not_there(tmp_path):
-    """Catches a stack trace instead of one line."""
-    for read in (metrics_of, logs_of):
-        with pytest.raises(UnreadableRunError, match="cannot be listed"):
-            read(tmp_path / "none")
-    assert metrics_of(tmp_path) == []
-
-
-def test_rows_for_the_loader():
+def test_rows_of_a_payload():
     """Catches the two functions that ``load_run`` uses knowing another payload than the spool has."""
     process = Process("p")
     (row,) = metric_rows(gauge("m", point(7, 1)), process)
@@ -190,8 +178,8 @@ def test_from_a_running_process_to_rows(tmp_path):
             logging.getLogger("a").warning("slow")
         started.handle.meter.create_histogram("h").record(2.5)
         _metrics_pipeline.collect(time.monotonic() + 5)
-        (line,) = logs_of(started.run_dir)
-        (row,) = metrics_of(started.run_dir)
+        run = load_run(started.run_dir)
+        (line,), (row,) = run.logs, run.metrics
         assert (line.trace_id, line.span_id) == (span.trace_id.hex(), span.span_id.hex())
         assert (row.count, row.sum, row.min, row.max, sum(row.bucket_counts)) == (1, 2.5, 2.5, 2.5, 1)
         assert row.process.role == line.process.role == "driver"

@@ -216,6 +216,30 @@ def test_rubbish_is_a_warning(given_wrong: dict[str, Any], caplog: pytest.LogCap
     assert caplog.records or given_wrong.get("namespace") == 3
 
 
+def test_a_presets_member_that_nobody_registered_waits_for_its_owner(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+):
+    """A preset names a group that does not exist: spans of it record all the same, with whatever bucket, in silence."""
+    register_span_groups(
+        "lib", ["lib.decode"], {"mine": ["lib.decode", "lib.later", "generation"], "default": ["lib.x"]}
+    )
+    span_groups.apply_spec("mine")
+    assert resolve("mine") == {"lib.decode", "generation"}
+    with managed_span("lib.later", "too early"), managed_span("lib.decode", "decode"):
+        pass
+    (warning,) = warnings_of(caplog)
+    assert "'mine'" in warning
+    assert "'lib.later'" in warning
+    assert span_groups.span_group_status().pending == ("lib.later",)
+    assert span_groups.pending_words("default,lib.x,mine") == ["lib.x", "lib.later"]
+    register_span_groups("other", ["lib.later"], buckets={"lib.later": "idle"})
+    assert span_groups.span_group_status().pending == ()
+    with managed_span("lib.later", "in time"):
+        pass
+    assert [span.name for span in telemetry.spans()] == ["decode", "in time"]
+    assert attributes(telemetry.span("in time"))["rl.bucket"] == "idle"
+
+
 def test_two_claimants_share_and_are_named(telemetry: Telemetry, caplog: pytest.LogCaptureFixture):
     """Two libraries use one name and nobody learns of it; or the second changes what the first's spans mean."""
     register_span_groups("first", ["shared"], buckets={"shared": "productive"})

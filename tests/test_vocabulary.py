@@ -70,6 +70,15 @@ def test_a_clash_within_one_call_is_found():
         ("x", "dl.loss"),
         ("x", "loss"),
         ("x", "rl.with space"),
+        ("x", "rl.A.B"),
+        ("x", "rl.reward.Mean"),
+        ("x", "rl.reward-mean.x"),
+        ("x", "rl.reward/mean"),
+        ("x", "rl.reward..mean"),
+        ("x", "rl.reward.mean."),
+        ("x", "RL.reward.mean"),
+        ("x", "rl."),
+        ("x", "rl.reward." + "x" * 250),
         ("x", "rl.goodput"),
         ("x", "rl.goodput.mean"),
         ("x", "rl.bucket.idle"),
@@ -78,7 +87,7 @@ def test_a_clash_within_one_call_is_found():
     ],
 )
 def test_a_row_outside_our_names_is_refused(fields):
-    """Catches a series that writes into somebody else's name, or a rolled-up one that counts overlaps twice."""
+    """Catches a series that writes into somebody else's name, one of two spellings, or a rolled-up sum of spans."""
     with pytest.raises(ValueError, match=r"series|row|kind"):
         TeedMetric(*fields)
 

@@ -19,15 +19,18 @@ from examples.async_grpo.metrics import MetricsFile, efficiency_seconds, step_me
 from examples.async_grpo.replay_buffer import ReplayBuffer, Sample
 from examples.async_grpo.results import Results
 from examples.async_grpo.task import sample_prompts, score
-from examples.async_grpo.training import PolicyUpdate, TrainingRank
+from examples.async_grpo.training import PolicyUpdate, training_group
 from examples.async_grpo.trajectories import group_relative_advantages, shard
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import iteration_scope, managed_span, traced, umbrella_span
 from raytrace_rl.actors import flush_and_kill
 from raytrace_rl.context import TraceContext
+from raytrace_rl.dispatch import trace_context_kwargs
 from raytrace_rl.instrumentation import efficiency_span, evaluate_span, setup_span, startup_span
+from raytrace_rl.integrations.collector import rollout_links
 from raytrace_rl.metrics import SETUP_TIMING_PREFIX, SetupTimingMetrics, TeeingLogger
 from raytrace_rl.timer import Timer
+from raytrace_rl.worker_groups import RayWorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ class Driver:
         self._logger = TeeingLogger(MetricsFile(run_dir / "metrics.jsonl"))
         self._generators: list[Any] = []
         self._refitted: list[Any] = []
-        self._ranks: list[Any] = []
+        self._training: RayWorkerGroup | None = None
         self._buffer: Any = None
         self._collector: Any = None
         held_out = np.random.default_rng([config.seed, 1])
@@ -68,9 +71,9 @@ class Driver:
             with timer.time("setup/workers", span=setup_span("workers")):
                 self._create_actors()
             with timer.time("setup/training", span=setup_span("training")):
-                address = _get(traced(self._ranks[0]).open_rendezvous.remote())
+                address = _get(traced(self._ranks).run_single_worker_single_data("open_rendezvous", 0))
             with timer.time("setup/process_group", span=setup_span("process_group")):
-                _get([traced(rank).join.remote(address) for rank in self._ranks])
+                _get(traced(self._ranks).run_all_workers_single_data("join", address=address))
             with timer.time("setup/generation", span=setup_span("generation")):
                 _wait([worker.drain.remote() for worker in self._generators])
             self._refit(version=0)
@@ -98,8 +101,10 @@ class Driver:
                 self._logger.log_metrics(efficiency_seconds(report.seconds), last, prefix="train")
             except (RayError, GetTimeoutError) as error:
                 logger.warning("the collector did not stop cleanly: %s", _reason(error))
-        actors = [self._collector, self._buffer, *self._generators, *self._ranks]
+        actors = [self._collector, self._buffer, *self._generators]
         flush_and_kill([actor for actor in actors if actor is not None])
+        if self._training is not None:
+            self._training.shutdown()
 
     def _create_actors(self) -> None:
         """Creates every actor and waits for none, so that their processes start side by side."""
@@ -109,7 +114,13 @@ class Driver:
         with self._job.attach():
             # The collector's threads hang from what is current here as long as they live, and startup will be over.
             self._collector = traced(AsyncTrajectoryCollector).remote(config, self._generators, self._buffer)
-        self._ranks = [traced(TrainingRank).remote(i, config) for i in range(config.num_training_ranks)]
+        self._training = training_group(config)
+
+    @property
+    def _ranks(self) -> RayWorkerGroup:
+        """The training ranks, once they have been created."""
+        assert self._training is not None
+        return self._training
 
     def _train_step(self, step: int) -> tuple[Sample, PolicyUpdate]:
         config, timer = self._config, self._timer
@@ -117,35 +128,45 @@ class Driver:
             sample: Sample = _get(traced(self._buffer).sample.remote(config.batches_per_step, step - 1))
         with timer.time("advantage", group=G.ADVANTAGE):
             advantages = group_relative_advantages(sample.rewards)
-            shards = shard(sample.batches, advantages, len(self._ranks))
+            shards = shard(sample.batches, advantages, config.num_training_ranks)
         with timer.time("reference_logprobs", group=G.LOGPROB):
             # References: shards and log-probabilities go to the ranks by way of the object store, once each.
             parts = [ray.put(part) for part in shards]
-            references = [
-                traced(rank).reference_log_probs.remote(part) for rank, part in zip(self._ranks, parts, strict=True)
-            ]
+            # One way to send the trace context along: the keywords that go to every rank as they are.
+            references = self._ranks.run_all_workers_sharded_data(
+                "reference_log_probs",
+                shard=parts,
+                in_sharded_axes=["data_parallel"],
+                common_kwargs=trace_context_kwargs(),
+            ).futures
             _wait(references)
         attributes = {"rl.staleness.max": max(sample.staleness), "rl.reward.mean": float(sample.rewards.mean())}
-        update = managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **attributes)
-        with timer.time("policy_training", span=update):
-            calls = [
-                traced(rank).train.remote(part, reference, step)
-                for rank, part, reference in zip(self._ranks, parts, references, strict=True)
-            ]
-            updates: list[PolicyUpdate] = _get(calls)
+        links = rollout_links(sample.batches, weight_version=step - 1)
+        span = managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", links=links, **attributes)
+        with timer.time("policy_training", span=span):
+            # The other way: a view of the group whose calls bring it.
+            calls = traced(self._ranks).run_all_workers_sharded_data(
+                "train",
+                shard=parts,
+                reference_log_probs=references,
+                in_sharded_axes=["data_parallel"],
+                output_is_replicated=["data_parallel"],
+                common_kwargs={"version": step},
+            )
+            update: PolicyUpdate = self._ranks.get_all_worker_results(calls, timeout=CALL_TIMEOUT_S)[0]
         self._refit(version=step)
         if step % config.validation_every == 0 or step == config.steps:
             self._validate(step)
         if step % config.checkpoint_every == 0 or step == config.steps:
             self._save_checkpoint(step)
-        return sample, updates[0]
+        return sample, update
 
     def _refit(self, version: int) -> None:
         """Brings the generation workers to ``version``; one that is lost is left out until the next time."""
         sync = managed_span(G.DATA_PLANE, "rl.grpo.weight_sync", **{"rl.weight_version": version})
         with self._timer.time("weight_sync", span=sync):
             # The weights go from rank 0 to the object store and from there to every worker, never through the driver.
-            weights = traced(self._ranks[0]).weights.remote()
+            weights = traced(self._ranks).run_single_worker_single_data("weights", 0)
             _wait([weights])
             drained = [worker.drain.remote() for worker in self._generators]
             calls = [traced(worker).update_weights.remote(weights, version) for worker in self._generators]
@@ -187,7 +208,7 @@ class Driver:
     def _save_checkpoint(self, step: int) -> None:
         path = self._run_dir / "checkpoints" / f"step-{step:04d}.pt"
         with self._timer.time("checkpointing", group=G.CHECKPOINT):
-            _get(traced(self._ranks[0]).save_checkpoint.remote(path, step))
+            _get(traced(self._ranks).run_single_worker_single_data("save_checkpoint", 0, path=path, step=step))
 
     def _log_startup(self, total_s: float) -> None:
         spent = self._take_seconds()
@@ -211,7 +232,8 @@ class Driver:
         self.results.staleness.extend(sample.staleness)
         self.results.refused = sample.refused
         collector = _get(self._collector.report.remote())
-        self._logger.log_metrics(step_metrics(reward, update, spent, collector.seconds), step, prefix="train")
+        metrics = step_metrics(reward, sample.mean_response_length, update, spent, collector.seconds)
+        self._logger.log_metrics(metrics, step, prefix="train")
         self._logger.log_metrics(spent, step, prefix="timing/train")
         print(
             f"step {step:3d}/{self._config.steps}  reward {reward:.3f}  loss {update.loss:+.4f}  "

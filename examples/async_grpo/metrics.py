@@ -1,8 +1,4 @@
-"""The metrics of a step: their keys, the series that mirror them, and the file that they are logged to.
-
-Two series of other runs are missing on purpose: there is no critic, hence no ``rl.value.loss``, and every response is
-as long as its prompt, hence no ``rl.response.length.mean``.
-"""
+"""The metrics of a step: their keys, the series that mirror them, and the file that they are logged to."""
 
 from __future__ import annotations
 
@@ -16,33 +12,48 @@ from raytrace_rl.efficiency import efficiency_category, efficiency_key
 from raytrace_rl.vocabulary import TeedMetric, register_teed_metrics
 
 REWARD: Final = "reward"
+RESPONSE_LENGTH: Final = "response_length"
 KL: Final = "kl"
 LOSS: Final = "loss"
 ENTROPY: Final = "entropy"
 GRAD_NORM: Final = "grad_norm"
 LEARNING_RATE: Final = "lr"
+VALUE_LOSS: Final = "value_loss"
 
 STEP_SERIES: Final = (
     TeedMetric(REWARD, "rl.reward.mean", description="Mean reward of the responses that the step trained on."),
+    TeedMetric(
+        RESPONSE_LENGTH,
+        "rl.response.length.mean",
+        unit="{token}",
+        description="Mean tokens of a response; in this task each is as long as its prompt.",
+    ),
     TeedMetric(KL, "rl.kl.divergence", unit="nat", description="Per token, to the reference policy; k3 estimate."),
     TeedMetric(LOSS, "rl.policy.loss", description="Clipped surrogate and KL penalty, in the last epoch."),
     TeedMetric(ENTROPY, "rl.entropy", unit="nat", description="Of the policy, per response token."),
     TeedMetric(GRAD_NORM, "rl.grad_norm", description="L2 norm of the averaged gradient, before it is clipped."),
     TeedMetric(LEARNING_RATE, "rl.learning_rate", description="Of the optimizer, in the last epoch."),
 )
-register_teed_metrics(STEP_SERIES)
+#: GRPO has no critic, so that nothing here logs this key. It is declared where a loop with one would declare it: the
+#: tee records it from the first step whose metrics hold it.
+CRITIC_SERIES: Final = (TeedMetric(VALUE_LOSS, "rl.value.loss", description="Of the critic, in the last epoch."),)
+register_teed_metrics((*STEP_SERIES, *CRITIC_SERIES))
 
 
-def step_metrics(reward: float, update: PolicyUpdate, *seconds: Mapping[str, float]) -> dict[str, float]:
+def step_metrics(
+    reward: float, response_length: float, update: PolicyUpdate, *seconds: Mapping[str, float]
+) -> dict[str, float]:
     """Returns what is logged under ``train``: the gauges, and the seconds of each efficiency category.
 
     Args:
         reward: Mean reward of the step's responses.
+        response_length: Their mean length in tokens.
         update: What the training ranks measured.
         seconds: Seconds by Timer key, of the driver and of the collector; keys that are no category are passed over.
     """
     return {
         REWARD: reward,
+        RESPONSE_LENGTH: response_length,
         KL: update.kl,
         LOSS: update.loss,
         ENTROPY: update.entropy,

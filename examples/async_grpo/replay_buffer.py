@@ -36,6 +36,12 @@ class Sample:
         """Rewards of all batches, ``[prompts, generations]``."""
         return np.concatenate([batch.rewards for batch in self.batches])
 
+    @property
+    def mean_response_length(self) -> float:
+        """Tokens of a response, on average over all batches."""
+        responses = [batch.generation.responses for batch in self.batches]
+        return sum(tokens.size for tokens in responses) / sum(tokens[..., 0].size for tokens in responses)
+
 
 class StalenessQueue:
     """The buffer's rule, without Ray: first in, first out, and nothing older than the limit comes out.

@@ -1,8 +1,13 @@
-"""The training rank: a Ray actor in a gloo process group that scores shards and updates the policy on them."""
+"""The training ranks: a group of Ray actors that score shards and update the policy on them, by gloo among each other.
+
+The group gives each its rank, its name and the sizes of its axes.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +26,7 @@ from examples.async_grpo.trajectories import TrainingShard
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import TracedActor, accepts_trace_context, managed_span, umbrella_span
 from raytrace_rl.instrumentation import setup_span
+from raytrace_rl.worker_groups import NamedSharding, RayVirtualCluster, RayWorkerBuilder, RayWorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +55,15 @@ class TrainingRank(TracedActor):
     """One data-parallel rank: the same seed gives every rank the same weights, averaged gradients keep them equal.
 
     Args:
-        rank: This rank's place in the group.
         config: The run's settings.
     """
 
-    def __init__(self, rank: int, config: DemoConfig) -> None:
-        super().__init__(rank=rank, world_size=config.num_training_ranks, worker_group="training")
+    def __init__(self, config: DemoConfig) -> None:
+        super().__init__()
         with umbrella_span(G.U_MODEL_INIT, "rl.setup.training_model"):
             torch.set_num_threads(1)
             torch.manual_seed(config.seed)
-            self._rank = rank
+            self._rank = int(os.environ["RANK"])
             self._config = config
             self._policy = Policy(config.prompt_length)
             self._reference = Policy(config.prompt_length).requires_grad_(False)
@@ -88,7 +93,7 @@ class TrainingRank(TracedActor):
     @accepts_trace_context
     def reference_log_probs(self, shard: TrainingShard) -> FloatArray:
         """Returns the reference policy's log-probabilities of the shard's responses, ``[rows, length]``."""
-        with managed_span(G.LOGPROB, "rl.grpo.reference_logprobs"), torch.no_grad():
+        with managed_span(G.LOGPROB, "rl.grpo.reference_logprobs", **_identity(shard)), torch.no_grad():
             log_probs = self._reference.response_log_probs(_tensor(shard.prompts), _tensor(shard.responses))
             array: FloatArray = log_probs.numpy()
             return array
@@ -106,7 +111,8 @@ class TrainingRank(TracedActor):
             What it measured; the same on every rank.
         """
         config = self._config
-        with managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **{"rl.weight_version": version}):
+        attributes = {"rl.weight_version": version, **_identity(shard)}
+        with managed_span(G.POLICY_UPDATE, "rl.grpo.policy_training", **attributes):
             prompts, responses = _tensor(shard.prompts), _tensor(shard.responses)
             old, reference = _tensor(shard.old_log_probs), _tensor(reference_log_probs)
             advantages = _tensor(shard.advantages)
@@ -163,6 +169,22 @@ class TrainingRank(TracedActor):
         dist.all_reduce(total)
         means: list[float] = (total / self._config.num_training_ranks).tolist()
         return means
+
+
+def training_group(config: DemoConfig) -> RayWorkerGroup:
+    """Starts the training ranks, side by side, as one data-parallel axis, and waits for none."""
+    ranks = config.num_training_ranks
+    return RayWorkerGroup(
+        RayVirtualCluster([ranks], use_gpus=False, name="training"),
+        RayWorkerBuilder(TrainingRank, config),
+        name_prefix="training",
+        sharding_annotations=NamedSharding.of(data_parallel=ranks),
+    )
+
+
+def _identity(shard: TrainingShard) -> dict[str, int]:
+    """Attributes by which a trace shows which rank had which rows."""
+    return {"rl.shard.rows": len(shard.responses), "rl.shard.crc32": zlib.crc32(shard.responses.tobytes())}
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -44,11 +44,19 @@ OPENERS: Final[dict[str, Opener]] = {
     "checkpoint_finalize_span": Opener(umbrella=False),
 }
 
+TIMER: Final = "Timer"
+#: ``Timer.time(label, group=...)`` opens a managed_span, whose name is the timer's prefix and the label.
+TIMED: Final = Opener(2, 0)
+
 ACCEPTS: Final = "accepts_trace_context"
 DISPATCH: Final = "dispatch_with_trace_context"
 KWARGS: Final = "trace_context_kwargs"
 TRACED: Final = "traced"
+#: Views of a handle whose calls bring the carrier.
+VIEWS: Final = frozenset({TRACED, "data_plane.traced_data_plane"})
 TRACED_ACTOR: Final = "TracedActor"
+#: A traced actor that keeps the context of its constructor for its threads.
+TRACED_COLLECTOR: Final = "collector.TracedCollector"
 INIT_WORKER: Final = "init_telemetry_worker"
 #: The keyword that a carrier travels in.
 KEYWORD: Final = "_otel_carrier"
@@ -85,5 +93,5 @@ def is_mechanism(module_name: str) -> bool:
     """True for the modules of the library that make a dispatch what it is: what they call is not theirs."""
     name = module_name.rpartition(".")[2]
     return in_library(module_name) and (
-        name.startswith("_") or name in {"actors", "context", "dispatch", "instrumentation"}
+        name.startswith("_") or name in {"actors", "context", "dispatch", "instrumentation", "worker_groups"}
     )

@@ -11,8 +11,16 @@ from raytrace_rl.lint import api
 from raytrace_rl.lint.model import Finding, finding
 from raytrace_rl.lint.module import Module
 from raytrace_rl.lint.pairs import Pair, Pairs
-from raytrace_rl.lint.words import is_raw_text
+from raytrace_rl.lint.words import is_raw_text, words
 from raytrace_rl.semconv import RL_BUCKET, RL_ITERATION
+
+#: What has a size() that is a number.
+_COUNTED: Final = frozenset(
+    {
+        "queue", "q", "buffer", "buf", "pool", "cache", "deque", "heap", "store", "storage", "dataset", "loader",
+        "group", "pg", "mesh", "world", "dist", "comm", "file", "path", "set", "dict", "map", "list", "table",
+    }
+)  # fmt: skip
 
 _NV_DL: Final = re.compile(r"nv\.dl\.[a-z]")
 
@@ -49,14 +57,25 @@ def _resolved(module: Module, value: ast.expr) -> ast.expr:
 
 
 def _is_shape(node: ast.AST) -> bool:
-    """``x.shape``, ``str(x.shape)``, ``list(x.shape)``, ``f"{x.shape}"``; ``x.shape[0]`` is a number like any other."""
+    """``x.shape``, ``x.size()``, ``str(x.shape)``, ``f"{x.shape}"``; ``x.shape[0]``, ``x.size(0)`` are numbers."""
     if isinstance(node, ast.Attribute):
         return node.attr == "shape"
     if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            return _is_size_of_tensor(node.func, node)
         return getattr(node.func, "id", "") in {"str", "repr", "list", "tuple"} and any(map(_is_shape, node.args))
     if isinstance(node, ast.JoinedStr):
         return any(isinstance(part, ast.FormattedValue) and _is_shape(part.value) for part in node.values)
     return False
+
+
+def _is_size_of_tensor(func: ast.Attribute, call: ast.Call) -> bool:
+    """``x.size()``, torch's word for the shape: but not of what is a number of things, such as ``queue.size()``."""
+    if func.attr != "size" or call.args or call.keywords:
+        return False
+    holder = func.value
+    identifier = getattr(holder, "attr", getattr(holder, "id", ""))
+    return bool(identifier) and _COUNTED.isdisjoint(words(identifier))
 
 
 def _literals(module: Module) -> Iterator[Finding]:

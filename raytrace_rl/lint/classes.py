@@ -114,8 +114,15 @@ class Classes:
 
     def is_traced_actor(self, owner: Definition) -> bool:
         """True for a subclass of `TracedActor`."""
+        return self._derives(owner, {api.TRACED_ACTOR, api.TRACED_COLLECTOR})
+
+    def is_collector(self, owner: Definition) -> bool:
+        """True for a subclass of `TracedCollector`."""
+        return self._derives(owner, {api.TRACED_COLLECTOR})
+
+    def _derives(self, owner: Definition, names: set[str]) -> bool:
         return any(
-            self.project.api(cls.module, base) == api.TRACED_ACTOR
+            self.project.api(cls.module, base) in names
             for cls in self.line(owner)[0]
             for base in getattr(cls.node, "bases", ())
         )

@@ -89,11 +89,13 @@ class Dispatches:
         """Yields the sites of a call to what ``node`` is."""
         while isinstance(node, ast.Call):
             name = self.project.api(module, node.func)
-            if name == api.TRACED and node.args:
+            if name in api.VIEWS and node.args:
                 carry, node = YES, node.args[0]
             elif isinstance(node.func, ast.Attribute) and node.func.attr == "options":
                 node = node.func.value
             elif getattr(node.func, "id", "") == "getattr" and len(node.args) > 1:
+                if _in_group_call(module, node) and isinstance(node.args[1], ast.Name):
+                    return  # a group's own call of its workers; its users' calls are seen where they stand
                 yield from self._methods(module, at, node.args[1], self.handles.held(module, node.args[0]), carry, hops)
                 return
             else:
@@ -148,8 +150,7 @@ class Dispatches:
     def _group(
         self, module: Module, call: ast.Call | None, func: ast.Attribute, carry: Carry, positional: list[ast.expr]
     ) -> Iterator[Site]:
-        enclosing = module.function_of(func)
-        if getattr(enclosing, "name", "").startswith(_GROUP_CALLS):
+        if _in_group_call(module, func):
             return  # a group's own calls among themselves; those of its users are seen where they stand
         keywords = {keyword.arg: keyword.value for keyword in call.keywords} if call is not None else {}
         node = positional[0] if positional else keywords.get("method_name", keywords.get("method"))
@@ -166,7 +167,7 @@ class Dispatches:
         """True if a group of the tree adds the carrier inside its method of that name."""
         if name not in self._own_carriers:
             self._own_carriers[name] = any(
-                self.project.api(module, node) in {api.KWARGS, api.DISPATCH, api.TRACED}
+                self.project.api(module, node) in {api.KWARGS, api.DISPATCH, *api.VIEWS}
                 for module in self.project.interesting
                 if f"def {name}" in module.text
                 for definition in module.definitions.values()
@@ -194,6 +195,11 @@ class Dispatches:
                 found = True
                 yield from self._methods(where, call, argument, receiver, _of_caller(carry, call), hops + 1)
         self.dynamic = self.dynamic or not found
+
+
+def _in_group_call(module: Module, node: ast.AST) -> bool:
+    """True inside a method of a worker group that calls its workers."""
+    return bool(getattr(module.function_of(node), "name", "").startswith(_GROUP_CALLS))
 
 
 def _with(carry: Carry, receiver: Held) -> Carry:

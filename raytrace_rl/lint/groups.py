@@ -29,7 +29,8 @@ class SpanCall:
     @property
     def name(self) -> ast.expr | None:
         """The span's name that it is given."""
-        return _argument(self.call, self.opener.name, "name") if self.opener.name is not None else None
+        keyword = "name" if self.opener is not api.TIMED else "label"
+        return _argument(self.call, self.opener.name, keyword) if self.opener.name is not None else None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,38 @@ class Groups:
             name = self.project.api(module, call.func)
             if name in api.OPENERS:
                 yield SpanCall(module, call, name, api.OPENERS[name])
+
+    def timer_calls(self, module: Module) -> Iterator[SpanCall]:
+        """Yields the calls of a file that open a span by way of ``Timer.time(label, group=...)``."""
+        for call in module.calls:
+            is_time = isinstance(call.func, ast.Attribute) and call.func.attr == "time"
+            if is_time and any(keyword.arg == "group" for keyword in call.keywords):
+                yield SpanCall(module, call, "Timer.time", api.TIMED)
+
+    def timer_names(self, span: SpanCall) -> list[str]:
+        """Returns the names that the span of a ``Timer.time`` may have, with `HOLE` for an unknown prefix."""
+        prefix = self._timer_prefix(span.module, span.call)
+        labels = self.strings.texts(span.module, span.name)
+        return [f"{prefix}.{label.replace('/', '.')}" for label in labels]
+
+    def _timer_prefix(self, module: Module, call: ast.Call) -> str:
+        holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+        bindings = module.lookup(holder.id, holder) if isinstance(holder, ast.Name) else []
+        if isinstance(holder, ast.Attribute) and (owner := module.class_of(holder)) is not None:
+            bindings = module.attributes.get(module.qualified_name(owner), {}).get(holder.attr, [])
+        made = [binding.node for binding in bindings if binding.kind == "value" and binding.index is None]
+        if len(bindings) != 1 or len(made) != 1 or not isinstance(made[0], ast.Call):
+            return HOLE
+        if self.project.api(module, made[0].func) != api.TIMER:
+            return HOLE
+        return self.timer_prefix(module, made[0]) or HOLE
+
+    def timer_prefix(self, module: Module, call: ast.Call) -> str | None:
+        """Returns what ``Timer(span_prefix=...)`` begins the names of its spans with; None if it cannot be told."""
+        if any(keyword.arg is None for keyword in call.keywords):
+            return None
+        given = _argument(call, None, "span_prefix")
+        return "rl" if given is None else self.strings.text(module, given)
 
     def group(self, span: SpanCall) -> Group | None:
         """Returns the group of a span, None if it is not known."""

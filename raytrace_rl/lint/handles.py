@@ -245,7 +245,7 @@ class Handles:
 
     def _call(self, module: Module, call: ast.Call, depth: int) -> Held:
         name = self.project.api(module, call.func)
-        if name == api.TRACED and call.args:
+        if name in api.VIEWS and call.args:
             given = self.held(module, call.args[0], depth)
             return replace(given, traced=True, plain_at=(), kind="unknown" if given.kind == "empty" else given.kind)
         if name == api.DISPATCH and call.args:
@@ -349,7 +349,7 @@ class Handles:
                 skipped = 0
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "remote":
                     node: ast.AST = call.func.value
-                    if isinstance(node, ast.Call) and node.args and self.project.api(module, node.func) == api.TRACED:
+                    if isinstance(node, ast.Call) and node.args and self.project.api(module, node.func) in api.VIEWS:
                         node = node.args[0]
                 elif call.args and self.project.api(module, call.func) == api.DISPATCH:
                     node, skipped = call.args[0], 1

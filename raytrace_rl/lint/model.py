@@ -139,7 +139,8 @@ _TABLE: Final = (
         "RT204",
         "span name",
         "A span's name is neither rl.<algorithm>.<phase> nor under the namespace of a library that registered span "
-        "groups: nobody who looks for the phase finds it.",
+        "groups: nobody who looks for the phase finds it. So too a decorator without a name, whose span has the "
+        "function's, and a Timer's prefix and label where it opens a span.",
         "Write rl.<algorithm>.<phase> in lower case (more parts may follow), or an owner's prefix such as rl.vllm., "
         "rl.setup., rl.data_plane.",
     ),

@@ -90,6 +90,14 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         """The tree; empty, with `error` set, if the file cannot be parsed."""
+        return self._parse()
+
+    def check_syntax(self) -> None:
+        """Sets `error` if the file cannot be parsed; a tree that nobody has asked for is not kept."""
+        if "tree" not in vars(self):
+            self._parse()
+
+    def _parse(self) -> ast.Module:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

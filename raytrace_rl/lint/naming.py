@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -26,10 +27,43 @@ def check(groups: Groups, module: Module) -> Iterator[Finding]:
     for span in groups.span_calls(module):
         yield from _group(groups, span)
         if span.name is not None:
-            for text in groups.strings.texts(module, span.name):
-                if not is_span_name(text, groups.namespaces):
-                    shown = text.replace(HOLE, "{...}")
-                    yield finding("RT204", module.shown, span.name, f"{shown!r} is no name for a span")
+            yield from _names(groups, module, span.name, groups.strings.texts(module, span.name))
+        elif span.opener.decorator and _is_nameless(span.call):
+            message = f"{span.opener_name} without a name: the span has the function's qualified name"
+            yield finding("RT204", module.shown, span.call, message)
+    yield from _timers(groups, module)
+
+
+def _names(groups: Groups, module: Module, node: ast.expr, texts: list[str]) -> Iterator[Finding]:
+    for text in texts:
+        if not is_span_name(text, groups.namespaces):
+            shown = text.replace(HOLE, "{...}")
+            yield finding("RT204", module.shown, node, f"{shown!r} is no name for a span")
+
+
+def _is_nameless(call: ast.Call) -> bool:
+    """True if a decorator is given no name; ``*args`` and ``**kwargs`` may hold one."""
+    starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+    return not starred and all(keyword.arg is not None for keyword in call.keywords)
+
+
+def _timers(groups: Groups, module: Module) -> Iterator[Finding]:
+    """``Timer(span_prefix=...)``, whose prefix is half of a name, and ``Timer.time(label, group=...)``, the other."""
+    for call in module.calls:
+        if groups.project.api(module, call.func) == api.TIMER:
+            prefix = groups.timer_prefix(module, call)
+            if prefix is not None and prefix != "rl" and not is_span_name(f"{prefix}.x", groups.namespaces):
+                shown = prefix.replace(HOLE, "{...}")
+                yield finding("RT204", module.shown, call, f"{shown!r} begins no name of a span: rl.<algorithm> does")
+    for span in groups.timer_calls(module):
+        yield from _group(groups, span)
+        if span.name is None:
+            continue
+        for text in groups.timer_names(span):
+            # Behind an unknown prefix, or a wrong one that is a finding already, the label still has to fit.
+            known = text.startswith("rl.") or text.partition(".")[0] in groups.namespaces
+            label = text if known else f"rl.x.{text.partition('.')[2]}"
+            yield from _names(groups, module, span.name, [label])
 
 
 def is_span_name(text: str, namespaces: set[str]) -> bool:

@@ -23,7 +23,9 @@ _MAPPINGS: Final = {
 #: Calls whose keyword ``attributes`` is such a mapping.
 _KEYWORD_MAPPINGS: Final = frozenset({"start_as_current_span", "start_span", "emit_span", "add_event", "add_link"})
 #: Keywords of span openers that are no attributes.
-_SETTINGS: Final = frozenset({"group", "name", "tracer", "kind", "links", "context", "attributes"})
+_SETTINGS: Final = frozenset(
+    {"group", "name", "tracer", "kind", "links", "context", "attributes", "label", "should_log", "span"}
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Pairs:
 
     def of_module(self, module: Module) -> Iterator[Pair]:
         """Yields every attribute that a file sets on a span."""
-        for span in self.groups.span_calls(module):
+        for span in (*self.groups.span_calls(module), *self.groups.timer_calls(module)):
             if span.opener.decorator:
                 continue
             for keyword in span.call.keywords:
@@ -76,9 +78,12 @@ class Pairs:
             for pair in self.of_mapping(module, call.args[position]):
                 yield Pair(pair.key, pair.value, pair.node, span)
         if name in _KEYWORD_MAPPINGS or position is not None:
+            if name in api.OPENERS:  # emit_span(..., attributes=...)
+                span = SpanCall(module, call, name, api.OPENERS[name])
             for keyword in call.keywords:
                 if keyword.arg == "attributes":
-                    yield from self.of_mapping(module, keyword.value)
+                    for pair in self.of_mapping(module, keyword.value):
+                        yield Pair(pair.key, pair.value, pair.node, span)
 
     def _span_of(self, module: Module, holder: ast.AST | None) -> SpanCall | None:
         """Returns the call behind ``with umbrella_span(...) as span``, for ``span``."""

@@ -118,8 +118,10 @@ def _findings(project: Project) -> Iterator[Finding]:
         yield from metrics.check(pairs, module)
         yield from lifecycle.check(handles, module)
     for module in project.modules:
-        if module.reported and module.error is not None:
-            yield _unreadable(module)
+        if module.reported:
+            module.check_syntax()  # of those too in which no rule could find anything
+            if module.error is not None:
+                yield _unreadable(module)
 
 
 def _count(number: int, what: str) -> str:

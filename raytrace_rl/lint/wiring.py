@@ -87,7 +87,8 @@ class Wiring:
             return True
         if not self.classes.is_traced_actor(owner):
             return False
-        return self._asks_for_model_init(owner) or self._opens_in_constructor(owner)
+        keeps = self.classes.is_collector(owner)
+        return keeps or self._asks_for_model_init(owner) or self._opens_in_constructor(owner)
 
     def _constructor_refuses(self, owner: Definition) -> bool:
         """True if the context is lost for what a constructor does."""

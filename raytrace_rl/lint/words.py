@@ -19,6 +19,12 @@ _TEXTS: Final = frozenset(
 )
 #: What a text is called when its key says which one it is.
 _CONTENTS: Final = frozenset({"text", "texts", "content", "contents", "body", "string", "raw", "decoded", "output"})
+#: As a key alone, these name one text, whatever its value is called.
+_ONE_TEXT: Final = frozenset({"prompt", "completion", "response", "message"})
+#: Values that are none under such a key: positions, numbers, and why something went wrong.
+_NO_TEXT: Final = frozenset(
+    {"i", "j", "k", "n", "number", "position", "error", "exc", "exception", "reason", "code", "score", "reward"}
+)
 #: A word that makes a number or an id of the text that is named with it.
 _MEASURES: Final = frozenset(
     {
@@ -97,7 +103,11 @@ def is_raw_text(key: str | None, value: ast.AST) -> bool:
         if said[-1] in _TEXTS:
             return True
         key_words = words(key) if key else []
-        if key_words and key_words[-1] in _TEXTS and _MEASURES.isdisjoint(key_words) and said[-1] in _CONTENTS:
+        if not key_words or not _MEASURES.isdisjoint(key_words):
+            continue
+        if key_words[-1] in _ONE_TEXT and _NO_TEXT.isdisjoint(said):
+            return True
+        if key_words[-1] in _TEXTS and said[-1] in _CONTENTS:
             return True
     return False
 

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Process, Run, SpanRow, UnreadableRunError
+from raytrace_rl.monitor.signals import LogRow, MetricRow
 
-__all__ = ["Process", "Run", "SpanRow", "UnreadableRunError", "load_run"]
+__all__ = ["LogRow", "MetricRow", "Process", "Run", "SpanRow", "UnreadableRunError", "load_run"]

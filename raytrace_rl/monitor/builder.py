@@ -77,6 +77,8 @@ class Builder:
         """Returns the run, in order."""
         run = self.run
         run.spans = sorted(self._rows.values(), key=lambda row: row.start_ns)
+        run.metrics.sort(key=lambda row: row.time_ns)
+        run.logs.sort(key=lambda row: row.time_ns)
         run.stacks = list(self._stacks.values())
         earliest: dict[str, int] = {}
         for row in run.spans:

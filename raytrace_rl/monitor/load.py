@@ -23,7 +23,8 @@ def load_run(path: str | os.PathLike[str]) -> Run:
             JSON lines, or protobuf (one request, or requests each preceded by its length).
 
     Returns:
-        The run. What could not be read is in ``damage``; nothing is left out silently.
+        The run: spans, metrics and logs as rows (of an OTLP file, spans alone). What could not be read is in
+        ``damage``; nothing is left out silently.
 
     Raises:
         UnreadableRunError: Nothing is there to read.
@@ -31,13 +32,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     builder = Builder(str(path))
     if path.is_dir():
-        try:
-            found = _spool_processes(path)
-        except OSError as error:
-            raise UnreadableRunError(f"{path}: cannot be listed: {error.strerror}") from None
-        if not found:
-            raise UnreadableRunError(f"{path}: holds no spool (is it a run directory?)")
-        for files in found:
+        for files in spool_processes(path):
             spool_files.add_process(builder, files)
     elif not path.exists() and not path.is_symlink():
         raise UnreadableRunError(f"{path}: no such file or directory")
@@ -51,7 +46,18 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     return builder.finish()
 
 
-def _spool_processes(path: Path) -> list[listing.ProcessFiles]:
+def spool_processes(path: Path) -> list[listing.ProcessFiles]:
+    """Returns the spool files of each process under a run directory, its spool, or one node's directory.
+
+    Raises:
+        UnreadableRunError: There are none.
+    """
     spool = path / "spool"
     root = spool if spool.is_dir() else path
-    return list(listing.processes(root)) or listing.node_processes(root)
+    try:
+        found = list(listing.processes(root)) or listing.node_processes(root)
+    except OSError as error:
+        raise UnreadableRunError(f"{path}: cannot be listed: {error.strerror}") from None
+    if not found:
+        raise UnreadableRunError(f"{path}: holds no spool (is it a run directory?)")
+    return found

@@ -10,6 +10,7 @@ from raytrace_rl import semconv
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Event, Link, Scope, Span
+    from raytrace_rl.monitor.signals import LogRow, MetricRow
     from raytrace_rl.spool.reader import Damage
 
 State = Literal["alive", "dead", "closed", "unknown"]
@@ -56,6 +57,7 @@ class Process:
         heartbeat_ns: Last heartbeat, ns since the epoch; 0 where unknown.
         last_ns: Last sign of life of any kind (heartbeat, start or end of a span), ns since the epoch.
         drops: What it counted as lost, by kind (spans, attributes, metrics, logs, bytes).
+        threads: Where its threads without an open span stood when stacks were last taken.
     """
 
     key: str
@@ -67,6 +69,7 @@ class Process:
     heartbeat_ns: int = 0
     last_ns: int = 0
     drops: dict[str, int] = field(default_factory=dict)
+    threads: StackRow | None = None
 
     def text(self, key: str) -> str | None:
         """The resource attribute ``key`` if it is a non-empty string."""
@@ -127,7 +130,9 @@ class Process:
         rank = self.rank
         if self.worker_group and rank is not None:
             kind += f"[{rank}]"
-        actor = self.text(semconv.RAY_ACTOR_NAME) or (self.actor_class if self.worker_group else None)
+        actor = self.text(semconv.RAY_ACTOR_NAME)
+        if self.worker_group and (not actor or actor.startswith(self.worker_group)):  # a group's names say no more
+            actor = self.actor_class
         parts = [kind] + ([actor] if actor and actor != kind else []) + ([f"pid {self.pid}"] if self.pid else [])
         return " ".join(parts)
 
@@ -294,6 +299,8 @@ class Run:
         run_id: ``rl.run.id`` of its processes, else the name of the path.
         spans: Every span once, ended ones and those still open, in the order of their start.
         processes: Its processes, in the order of their start.
+        metrics: Every data point, in the order of time.
+        logs: Every log record, in the order of time.
         stacks: Where threads of open spans stood, the latest of each span.
         damage: What was skipped, and why.
         duplicates: Spans that were met more than once (resent, or read from two files).
@@ -303,6 +310,8 @@ class Run:
     run_id: str
     spans: list[SpanRow] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
+    metrics: list[MetricRow] = field(default_factory=list)
+    logs: list[LogRow] = field(default_factory=list)
     stacks: list[StackRow] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     duplicates: int = 0

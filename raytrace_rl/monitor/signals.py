@@ -1,23 +1,14 @@
-"""Metrics and logs of a run, as rows: `metrics_of` and `logs_of`, and what `load_run` needs to have them too."""
+"""Metrics and logs of a run, as rows: what ``load_run(path).metrics`` and ``.logs`` hold."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from raytrace_rl import _decode, _decode_logs, _decode_metrics
-from raytrace_rl.monitor.builder import identify
-from raytrace_rl.monitor.model import Process, UnreadableRunError
-from raytrace_rl.spool import listing
-from raytrace_rl.spool.format import Kind
-from raytrace_rl.spool.reader import Cursor, Damage
+from raytrace_rl import _decode_logs, _decode_metrics
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Value
-
-Row = TypeVar("Row")
+    from raytrace_rl.monitor.model import Process
 
 
 class MetricRow:
@@ -157,72 +148,3 @@ def log_rows(payload: bytes, process: Process) -> list[LogRow]:
     """
     scope, records = _decode_logs.scope_logs(payload)
     return [LogRow(record, scope.name, process) for record in records]
-
-
-def metrics_of(run_dir: str | os.PathLike[str], damage: list[Damage] | None = None) -> list[MetricRow]:
-    """Returns every data point in the spools of a run, in the order of time.
-
-    Args:
-        run_dir: The run directory, or its ``spool`` directory.
-        damage: What cannot be read is appended to it.
-
-    Raises:
-        UnreadableRunError: It cannot be listed.
-    """
-    return sorted(_read(run_dir, Kind.METRICS, metric_rows, damage), key=lambda row: row.time_ns)
-
-
-def logs_of(run_dir: str | os.PathLike[str], damage: list[Damage] | None = None) -> list[LogRow]:
-    """Returns every log record in the spools of a run, in the order of time.
-
-    Args:
-        run_dir: As for `metrics_of`.
-        damage: As for `metrics_of`.
-
-    Raises:
-        UnreadableRunError: It cannot be listed.
-    """
-    return sorted(_read(run_dir, Kind.LOGS, log_rows, damage), key=lambda row: row.time_ns)
-
-
-def _read(
-    run_dir: str | os.PathLike[str],
-    kind: Kind,
-    rows_of: Callable[[bytes, Process], list[Row]],
-    damage: list[Damage] | None,
-) -> list[Row]:
-    root = Path(run_dir)
-    root = root / "spool" if (root / "spool").is_dir() else root
-    try:
-        found = list(listing.processes(root))
-    except OSError as error:
-        raise UnreadableRunError(f"{run_dir}: cannot be listed: {error.strerror}") from None
-    rows: list[Row] = []
-    for files in found:
-        process = Process(f"{files.node}/{files.stem}", files.node, files.pid, files.start_ns)
-        resource: Attributes | None = None
-        for _, path in sorted(files.segments.items()):
-            with Cursor(path) as cursor:
-                for record in cursor.poll():
-                    try:
-                        if record.kind == kind:
-                            rows += rows_of(record.payload, process)
-                        elif record.kind == Kind.RESOURCE:
-                            resource = _decode.resource(record.payload)
-                    except (ValueError, RecursionError) as error:
-                        if damage is not None:
-                            reason = f"content of a record of kind {record.kind}: {error}"
-                            damage.append(Damage(path, record.offset, len(record.payload), reason, "payload"))
-                if resource is None and cursor.header is not None:
-                    resource = _resource(cursor.header.resource)
-                if damage is not None:
-                    damage += cursor.damage
-        identify(process, resource or {})
-    return rows
-
-
-def _resource(data: bytes) -> Attributes | None:
-    try:
-        return _decode.resource(data)
-    except ValueError:
-        return None

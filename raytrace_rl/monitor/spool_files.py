@@ -1,4 +1,4 @@
-"""Adds the spool files of one process to a run: its ended spans, what was open, and whether it still lives."""
+"""Adds the spool files of one process to a run: spans, metrics, logs, what was open, and whether it still lives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from raytrace_rl import _decode
 from raytrace_rl.monitor.builder import identify
 from raytrace_rl.monitor.model import StackRow
+from raytrace_rl.monitor.signals import log_rows, metric_rows
 from raytrace_rl.spool import format as fmt
 from raytrace_rl.spool import listing, liveness
 from raytrace_rl.spool.reader import Cursor, Damage, Record, UnreadableFileError, read_whole
@@ -52,10 +53,24 @@ def add_process(builder: Builder, files: listing.ProcessFiles) -> None:
     The order matters while it lives: its state first (all that a process proven dead wrote is then there to be read),
     then what is open, then what has ended, so that a span that ends meanwhile is found ended.
     """
-    _ProcessReader(builder, files).read()
+    ProcessReader(builder, files).read()
 
 
-class _ProcessReader:
+def boot_id(files: listing.ProcessFiles) -> bytes:
+    """Returns the boot id of the host that a process ran on; zeros where its files do not say."""
+    for path in [*files.segments.values(), *files.journals.values(), files.slots]:
+        if path is None:
+            continue
+        try:
+            return fmt.parse_header(read_whole(path, fmt.MAX_HEADER_SIZE)).boot_id
+        except (UnreadableFileError, ValueError):
+            continue
+    return bytes(16)
+
+
+class ProcessReader:
+    """Reads one process's files into a `Run` under construction."""
+
     def __init__(self, builder: Builder, files: listing.ProcessFiles) -> None:
         self.builder = builder
         self.files = files
@@ -70,25 +85,20 @@ class _ProcessReader:
         self.last_offset = -1
 
     def read(self) -> None:
+        """Reads them all."""
         files, process = self.files, self.process
         process.node, process.pid, process.start_ns = files.node, files.pid, files.start_ns
-        process.state = liveness.state(files.live, self._boot_id())
+        process.state = liveness.state(files.live, boot_id(files))
         self._slots()
         for _, path in sorted(files.journals.items()):
             self._file(path)
-        for number, path in sorted(files.segments.items()):
+        for number, path in self._segments():
             self._file(path, number)
         self._close()
 
-    def _boot_id(self) -> bytes:
-        for path in [*self.files.segments.values(), *self.files.journals.values(), self.files.slots]:
-            if path is None:
-                continue
-            try:
-                return fmt.parse_header(read_whole(path, fmt.MAX_HEADER_SIZE)).boot_id
-            except (UnreadableFileError, ValueError):
-                continue
-        return bytes(16)
+    def _segments(self) -> list[tuple[int, str]]:
+        """The segments to read, by number."""
+        return sorted(self.files.segments.items())
 
     def _slots(self) -> None:
         if self.files.slots is None:
@@ -148,6 +158,10 @@ class _ProcessReader:
             self._note_open(_decode.span(payload))
         elif kind == fmt.Kind.SPAN_GONE:
             self.gone.add(payload[:24])
+        elif kind == fmt.Kind.METRICS:
+            self.builder.run.metrics += metric_rows(payload, self.process)
+        elif kind == fmt.Kind.LOGS:
+            self.builder.run.logs += log_rows(payload, self.process)
         elif kind == fmt.Kind.RESOURCE:
             self.resource = _decode.resource(payload)
         elif kind == fmt.Kind.DROPS:
@@ -159,7 +173,11 @@ class _ProcessReader:
                 raise ValueError("stack record is too short")
             time_ns = int.from_bytes(payload[24:32], "little")
             text = payload[32:].decode("utf-8", "replace")
-            self.builder.stack(StackRow(payload[:16].hex(), payload[16:24].hex(), time_ns, text))
+            row = StackRow(payload[:16].hex(), payload[16:24].hex(), time_ns, text)
+            if payload[:24] == fmt.NO_SPAN:
+                self.process.threads = row
+            else:
+                self.builder.stack(row)
         return False
 
     def _identify(self) -> None:

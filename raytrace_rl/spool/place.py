@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import socket
 import stat
-import tempfile
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from raytrace_rl import _state
@@ -40,7 +39,7 @@ class Place(NamedTuple):
 
 def node_name() -> str:
     """Returns this host's name for directories: the host name and the boot it is in (two hosts may share a name)."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64] or "host"
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)[:64] or "host"
     return f"{host}-{boot_id().hex()[:8]}"
 
 
@@ -59,24 +58,30 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(f"{directory} is not writable")
     label = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    candidates: list[str] = []
-    if spool_dir:
-        # Resolved, since what we make ourselves must be no link, but the user's directory may well lie behind one.
-        candidates.append(os.path.join(os.path.realpath(spool_dir), label))
-    else:
-        private = f"raytrace_rl-{os.getuid()}"
-        if _roomy_tmpfs(_SHM):
-            candidates.append(os.path.join(_SHM, private, label))
-        if is_local(directory):
-            candidates.append(directory)
-        candidates.append(os.path.join(tempfile.gettempdir(), private, label))
-    for candidate in candidates:
+    tried: list[str] = []
+    for candidate in _candidates(directory, spool_dir, label):
         if candidate == directory or _make_private(candidate, in_private=not spool_dir):
             return Place(directory, candidate)
+        tried.append(candidate)
     _state.warn_once(
-        "spool-place", "None of %s can hold active spool files; they are mapped in %s itself.", candidates, directory
+        "spool-place", "None of %s can hold active spool files; they are mapped in %s itself.", tried, directory
     )
     return Place(directory, directory)
+
+
+def _candidates(directory: str, spool_dir: str | None, label: str) -> Iterator[str]:
+    if spool_dir:
+        # Resolved, since what we make ourselves must be no link, but the user's directory may well lie behind one.
+        yield os.path.join(os.path.realpath(spool_dir), label)
+        return
+    private = f"raytrace_rl-{os.getuid()}"
+    if _roomy_tmpfs(_SHM):
+        yield os.path.join(_SHM, private, label)
+    if is_local(directory):
+        yield directory
+    import tempfile  # costs every worker 2 ms, and is seldom needed
+
+    yield os.path.join(tempfile.gettempdir(), private, label)
 
 
 def is_local(path: str) -> bool:

@@ -1,10 +1,17 @@
-"""Sources as tests write them: exactly where a line ends in ``#! RT101 RT203`` these rules must find something."""
+"""Sources as tests write them: exactly where a line ends in ``#! RT101 RT203`` these rules must find something.
+
+`family_of` makes the three tests of a family of rules from its failing, passing and cross-file sources.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
+
+import pytest
 
 from raytrace_rl.lint import lint_paths
 
@@ -51,3 +58,36 @@ def agree(directory: Path, files: Files) -> None:
 def one(source: str) -> Files:
     """A tree of one file."""
     return {"main.py": source}
+
+
+def family_of(
+    failing: Mapping[str, str], passing: Mapping[str, str], cross_file: Mapping[str, Files]
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Returns ``test_finds``, ``test_leaves_alone`` and ``test_across_files`` of a family of rules.
+
+    Args:
+        failing: Name to a source with marks.
+        passing: Name to a source without any.
+        cross_file: Name to the files of a tree, with marks.
+    """
+
+    @pytest.mark.parametrize("name", failing)
+    def test_finds(name: str, tmp_path: Path) -> None:
+        """Catches a mistake that the linter does not see."""
+        if "#!" not in failing[name]:
+            raise AssertionError("this source expects nothing")
+        agree(tmp_path, one(failing[name]))
+
+    @pytest.mark.parametrize("name", passing)
+    def test_leaves_alone(name: str, tmp_path: Path) -> None:
+        """Catches a finding where everything is right, or where nobody can know."""
+        if "#!" in passing[name]:
+            raise AssertionError("this source expects a finding")
+        agree(tmp_path, one(passing[name]))
+
+    @pytest.mark.parametrize("name", cross_file)
+    def test_across_files(name: str, tmp_path: Path) -> None:
+        """Catches a linter that looks at one file at a time."""
+        agree(tmp_path, cross_file[name])
+
+    return test_finds, test_leaves_alone, test_across_files

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.lint.lint_sources import agree, one
+from tests.lint.lint_sources import family_of
 
 ACTOR = "@ray.remote\nclass Worker(TracedActor):\n    def work(self): ...\n"
 
@@ -107,21 +105,4 @@ CROSS_FILE = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_finds(name, tmp_path):
-    """Catches a start, an end or an import at the wrong place that the linter does not see."""
-    files = one(FAILING[name])
-    assert "#!" in files["main.py"]
-    agree(tmp_path, files)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_leaves_alone(name, tmp_path):
-    """Catches a finding where a process starts, ends or imports as it should."""
-    agree(tmp_path, one(PASSING[name]))
-
-
-@pytest.mark.parametrize("name", CROSS_FILE)
-def test_across_files(name, tmp_path):
-    """Catches a linter that looks at one file at a time."""
-    agree(tmp_path, CROSS_FILE[name])
+test_finds, test_leaves_alone, test_across_files = family_of(FAILING, PASSING, CROSS_FILE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.lint.lint_sources import agree, one
+from tests.lint.lint_sources import family_of
 
 TEED = "from raytrace_rl.vocabulary import TeedMetric, register_teed_metrics\n"
 METER = "from raytrace_rl import get_telemetry_handle\nmeter = get_telemetry_handle().meter\n"
@@ -57,6 +55,8 @@ PASSING = {
     "an owner's own": "from raytrace_rl.metrics import MetricSpec, register_metric_group\n"
     "register_metric_group('gym', [MetricSpec('a', 'gym.env.steps')])",
     "a meter of another program": "# bare\nmeter.create_counter('http.requests')",
+    "a meter of another program, with a label": "# bare\nfrom opentelemetry import metrics\n"
+    "metrics.get_meter('x').create_counter('http.requests')",
     "labels": METER
     + "c = meter.create_counter('rl.a.b')\nc.add(1)\nc.add(1, {'rl.worker_group': group, 'phase': 'step'})\n"
     + "c.add(1, {'stage': 'warmup' if step < 10 else 'steady', 'env': f'env-{env}'})",
@@ -87,21 +87,4 @@ CROSS_FILE = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_finds(name, tmp_path):
-    """Catches a metric that writes into another's name, or grows without end, that the linter does not see."""
-    files = one(FAILING[name])
-    assert "#!" in files["main.py"]
-    agree(tmp_path, files)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_leaves_alone(name, tmp_path):
-    """Catches a finding about a metric that is right, or none."""
-    agree(tmp_path, one(PASSING[name]))
-
-
-@pytest.mark.parametrize("name", CROSS_FILE)
-def test_across_files(name, tmp_path):
-    """Catches a linter that does not know what another file means by a name."""
-    agree(tmp_path, CROSS_FILE[name])
+test_finds, test_leaves_alone, test_across_files = family_of(FAILING, PASSING, CROSS_FILE)

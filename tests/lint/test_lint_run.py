@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from raytrace_rl.cli import main
 from raytrace_rl.lint import RULES, Severity, UnreadablePathError, lint, lint_paths
 from raytrace_rl.lint.table import renewed, table
 from raytrace_rl.testing import assert_wired
+from tests.lint import test_lint_lifecycle, test_lint_metrics, test_lint_spans, test_lint_wiring
 from tests.lint.lint_sources import PRELUDE, agree, found, one, write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,6 +57,17 @@ def test_rules_are_described():
     assert all(rule.what and rule.instead and rule.name for rule in RULES.values())
     assert [rule.id for rule in RULES.values()] == sorted(RULES)
     assert {rule.id for rule in RULES.values() if rule.severity is Severity.INFO} == {"RT104"}
+
+
+def test_every_rule_has_sources_that_break_it_in_one_file_and_across_files():
+    """Catches a rule that nothing shows to work, or only where everything stands in one file."""
+    families = (test_lint_lifecycle, test_lint_metrics, test_lint_spans, test_lint_wiring)
+    one_file = " ".join(source for family in families for source in family.FAILING.values())
+    several = " ".join(text for family in families for files in family.CROSS_FILE.values() for text in files.values())
+    rules = {rule for rule in RULES if not rule.startswith("RT9")}  # those are about the opt-outs and the files
+    assert rules <= set(re.findall(r"RT\d+", one_file))
+    assert rules <= set(re.findall(r"RT\d+", several))
+    assert all(family.PASSING for family in families)
 
 
 def test_the_page_has_the_table_of_the_code():
@@ -100,9 +113,13 @@ def test_unreadable_paths(tmp_path):
     [b"def f(:\n", b"x = '\0'\n", b"# -*- coding: nonsense -*-\n", b"\xff\xfe = 1\n", b"x = (" * 300, b"print 'two'\n"],
 )
 def test_a_file_that_is_no_python_is_a_finding(source, tmp_path):
-    """Catches a linter that ends, or says nothing, where it cannot read."""
+    """Catches a linter that ends, or says nothing, where it cannot read: in a file of another concern too."""
     (tmp_path / "broken.py").write_bytes(b"# ray\n" + source)
-    assert {rule for _, _, rule in found(tmp_path)} == {"RT903"}
+    (tmp_path / "other.py").write_bytes(b"# nothing of ours\n" + source)
+    assert [(name, rule) for name, _, rule in sorted(found(tmp_path))] == [
+        ("broken.py", "RT903"),
+        ("other.py", "RT903"),
+    ]
 
 
 def test_odd_but_valid_files(tmp_path):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.lint.lint_sources import agree, one
+from tests.lint.lint_sources import family_of
 
 FAILING = {
     # RT201, RT202, RT203
@@ -37,6 +35,44 @@ FAILING = {
     "either of two": "with managed_span(G.REWARD, 'rl.grpo.reward' if a else 'reward'): ...  #! RT204",
     "keyword": "from nemo_rl.telemetry.instrumentation import managed_span\nimport raytrace_rl\n"
     "with managed_span(group='x', name='reward'): ...  #! RT204",
+    "decorator without a name": "@trace_fn(G.REWARD)  #! RT204\ndef f(): ...\n"
+    "@umbrella_trace_fn(G.U_STEP, tracer=t)  #! RT204\ndef g(): ...",
+    "label of a timer": """
+        from raytrace_rl.timer import Timer
+        timer = Timer(span_prefix="rl.grpo")
+        with timer.time("Policy Training", group=G.POLICY_UPDATE): ...  #! RT204
+        with timer.time("policy training", group=G.POLICY_UPDATE) as span: ...  #! RT204
+        with timer.time(label="a//b", group=G.REWARD): ...  #! RT204
+        with timer.time(f"{phase}-x", group=G.REWARD): ...  #! RT204
+    """,
+    "label of a timer kept by an object": """
+        from raytrace_rl.timer import ThreadSafeTimer, Timer
+        class Loop:
+            def __init__(self, timer):
+                self.timer = Timer({"rank": 0}, span_prefix="rl.grpo")
+                self.given = timer
+            def step(self):
+                with self.timer.time("Step", group=G.POLICY_UPDATE): ...  #! RT204
+                with self.given.time("Step", group=G.POLICY_UPDATE): ...  #! RT204
+    """,
+    "timer without a prefix": """
+        from raytrace_rl.timer import Timer
+        timer = Timer()
+        with timer.time("reward", group=G.REWARD): ...  #! RT204
+    """,
+    "prefix of a timer": """
+        from raytrace_rl.timer import Timer
+        timer = Timer(span_prefix="grpo")  #! RT204
+        other = Timer(span_prefix="rl.Grpo")  #! RT204
+        with timer.time("reward", group=G.REWARD): ...
+    """,
+    "umbrella group in a timer": """
+        from raytrace_rl.timer import Timer
+        timer = Timer(span_prefix="rl.grpo")
+        with timer.time("step", group=G.U_STEP): ...  #! RT202
+        with timer.time("step", group=G.STEP): ...  #! RT202 RT203
+        with timer.time("reward", group=G.REWARD, **{"rl.iteration": 3}): ...  #! RT301
+    """,
     # RT205
     "no guard": """
         with managed_span(G.GENERATION, "rl.grpo.generation") as span:
@@ -128,6 +164,13 @@ FAILING = {
         with umbrella_span(RLSpanGroup.U_STEP, "rl.grpo.step", **{RL_BUCKET: "idle"}): ...  #! RT207
         with umbrella_span(RLSpanGroup.U_STEP, "rl.grpo.step", **{s.RL_BUCKET: "idle"}): ...  #! RT207
     """,
+    "bucket on an emitted umbrella": """
+        from raytrace_rl.instrumentation import emit_span
+        from raytrace_rl import RLSpanGroup
+        emit_span(RLSpanGroup.U_ROLLOUT, "rl.grpo.rollout", a, b, attributes={"rl.bucket": "wasted"})  #! RT207
+        attributes = {"rl.bucket": "wasted"}  #! RT207
+        emit_span(RLSpanGroup.U_ROLLOUT, "rl.grpo.rollout", a, b, attributes=attributes)
+    """,
     # RT208
     "tracer": "from opentelemetry import trace\ntracer = trace.get_tracer(__name__)  #! RT208",
     "tracer, imported": "from opentelemetry.trace import get_tracer as g\nt = g('x')  #! RT208",
@@ -155,12 +198,21 @@ FAILING = {
     "f-string of a completion": "with span_cm('rl.grpo.x', x=f'got {completion}'): ...  #! RT302",
     "decoded": "with span_cm('rl.grpo.x', x=self.tokenizer.decode(ids)): ...  #! RT302",
     "key says it": "with span_cm('rl.grpo.x', **{'rl.response': out.text}): ...  #! RT302",
+    "a response, whatever it is called": """
+        with managed_span(G.REWARD, "rl.grpo.reward", response=out, **{"rl.prompt": x}): ...  #! RT302
+        with managed_span(G.REWARD, "rl.grpo.reward") as span:
+            if span is not None:
+                span.set_attribute("rl.message", m)  #! RT302
+    """,
     "dumped": "import json\nwith span_cm('rl.grpo.x', x=json.dumps(messages)): ...  #! RT302",
     # RT303
     "shape": "with span_cm('rl.grpo.x', x=tensor.shape): ...  #! RT303",
     "shape as a string": "with span_cm('rl.grpo.x', **{'rl.x': str(batch['ids'].shape)}): ...  #! RT303",
     "shape in an f-string": "with span_cm('rl.grpo.x', x=f'{t.shape}'): ...  #! RT303",
     "shape in a variable": "def f(t):\n    x = list(t.shape)\n    with span_cm('rl.grpo.x', x=x): ...  #! RT303",
+    "size": "with span_cm('rl.grpo.x', x=t.size(), y=str(batch.logits.size())): ...  #! RT303",
+    "size as a list": "with span_cm('rl.grpo.x', **{'rl.x': list(input_ids.size())}): ...  #! RT303",
+    "size in an f-string": "with span_cm('rl.grpo.x', x=f'{mask.size()}'): ...  #! RT303",
     # RT304
     "literal": "init = {'nv.dl.rank': 0}  #! RT304",
     "f-string literal": "key = f'nv.dl.topology.size.{axis}'  #! RT304",
@@ -171,8 +223,10 @@ PASSING = {
         with umbrella_span(G.U_STEP, "rl.grpo.step"), managed_span(G.GENERATION, "rl.vllm.generate"): ...
         @umbrella_trace_fn(G.U_ROLLOUT, "rl.grpo.rollout")
         def f(): ...
-        @trace_fn(G.REWARD)
+        @trace_fn(G.REWARD, **how)
         def g(): ...
+        @trace_fn(*how)
+        def h(): ...
         with managed_span(group, name): ...
         with umbrella_span("of another library", "rl.other.x"): ...
     """,
@@ -275,6 +329,33 @@ PASSING = {
             "rl.hash": hash(prompt), "rl.n": prompts.shape[0], "rl.dtype": str(prompts.dtype), "rl.text": "fixed",
         }): ...
     """,
+    "numbers under a text's name": """
+        with span_cm("rl.grpo.x", prompt=i, response=response_id, **{
+            "rl.prompt": num_prompts, "rl.message": 3, "rl.response": "fixed", "rl.completion": len(x),
+            "rl.prompts": rows, "per_prompt": limit,
+        }): ...
+    """,
+    "timers": """
+        from raytrace_rl.timer import Timer
+        from time import time
+        timer = Timer(span_prefix=f"rl.{algorithm}")
+        plain = Timer()
+        with timer.time("policy_training", group=G.POLICY_UPDATE), timer.time("idle/x", group=G.EFFICIENCY): ...
+        with plain.time("Anything That Is Only Logged"), plain.time("b", span=span_cm("rl.grpo.b")): ...
+        with whatever.time(label, group=G.REWARD), Timer(**settings).time("x", group=group): ...
+        register_span_groups("mine", ["mine_inner"])
+        mine = Timer(span_prefix="mine")
+        with mine.time("inner", group="mine_inner"): ...
+    """,
+    "emitted": """
+        from raytrace_rl.instrumentation import emit_span
+        emit_span("efficiency", "rl.wasted.x", a, b, attributes={"rl.bucket": "wasted"})
+        emit_span(group, "rl.wasted.x", a, b, attributes={"rl.bucket": "wasted"})
+    """,
+    "sizes that are numbers": """
+        with span_cm("rl.grpo.x", a=t.size(0), b=self.queue.size(), c=replay_buffer.size(), d=str(device_mesh.size()),
+                     e=pool().size(), f=t.size(dim=1)): ...
+    """,
     "log message": "import logging\nlogging.info('prompt %s', prompt)\nd = {'prompt': prompt, 'rl.iteration': 1}",
     "dimension": "with span_cm('rl.grpo.x', **{'rl.num_tokens': t.shape[1], 'rl.rows': int(t.shape[0])}): ...",
     "docstring": '"""nv.dl.rank is written by the library."""\nx = 1',
@@ -327,24 +408,7 @@ CROSS_FILE = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_finds(name, tmp_path):
-    """Catches a mistake in a span that the linter does not see."""
-    files = one(FAILING[name])
-    assert "#!" in files["main.py"]
-    agree(tmp_path, files)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_leaves_alone(name, tmp_path):
-    """Catches a finding about a span that is right."""
-    agree(tmp_path, one(PASSING[name]))
-
-
-@pytest.mark.parametrize("name", CROSS_FILE)
-def test_across_files(name, tmp_path):
-    """Catches a linter that does not know what another file means by a name."""
-    agree(tmp_path, CROSS_FILE[name])
+test_finds, test_leaves_alone, test_across_files = family_of(FAILING, PASSING, CROSS_FILE)
 
 
 def test_a_name_is_judged_by_its_fixed_parts():

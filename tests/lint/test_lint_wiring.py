@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lint.lint_sources import agree, found, one, write
+from tests.lint.lint_sources import agree, family_of, found, one, write
 
 WORKER = """
 @ray.remote
@@ -73,6 +73,15 @@ FAILING = {
                 self._trace = TraceContext.capture()
         Collector.remote()  #! RT101
     """,
+    "collector, whose threads hang from its constructor's caller": """
+        from raytrace_rl.integrations.collector import TracedCollector
+        @ray.remote
+        class Collector(TracedCollector):
+            def __init__(self):
+                self.running = False
+        Collector.remote()  #! RT101
+        traced(Collector).remote()
+    """,
     "constructor of a base": """
         class Base(TracedActor):
             def __init__(self):
@@ -112,6 +121,9 @@ FAILING = {
                 self._run(worker_method="logprobs", kw={})  #! RT101
                 self._run(worker_method="train", kw=trace_context_kwargs())
     """,
+    "view of a data plane": WORKER
+    + "from raytrace_rl.integrations.data_plane import traced_data_plane\n"
+    + "traced_data_plane(a).generate.remote(1)\na.generate.remote(1)  #! RT101",
     "getattr": WORKER + "getattr(a, 'generate').remote(1)  #! RT101",
     "applied by hand": """
         class Worker:
@@ -240,6 +252,15 @@ PASSING = {
             def run_all_workers_single_data(self, method_name, **kw):
                 return [dispatch_with_trace_context(getattr(w, method_name), **kw) for w in self.workers]
         def step(group): group.run_all_workers_single_data("train")
+    """,
+    "group of the tree, through a view": """
+        class Worker:
+            @accepts_trace_context
+            def train(self): ...
+        class Group:
+            def run_all_workers_single_data(self, method_name, **kw):
+                return [getattr(w, method_name).remote(**kw) for w in self.workers]
+        def step(group): traced(group).run_all_workers_single_data("train")
     """,
     "dispatched by computed name": """
         class Worker:
@@ -411,24 +432,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_finds(name, tmp_path):
-    """Catches a call that loses its carrier, or a decorator without one, that the linter does not see."""
-    files = one(FAILING[name])
-    assert "#!" in files["main.py"]
-    agree(tmp_path, files)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_leaves_alone(name, tmp_path):
-    """Catches a finding where the wiring is right, or where nobody can know."""
-    agree(tmp_path, one(PASSING[name]))
-
-
-@pytest.mark.parametrize("name", CROSS_FILE)
-def test_across_files(name, tmp_path):
-    """Catches a linter that looks at one file at a time."""
-    agree(tmp_path, CROSS_FILE[name])
+test_finds, test_leaves_alone, test_across_files = family_of(FAILING, PASSING, CROSS_FILE)
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
