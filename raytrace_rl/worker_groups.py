@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from raytrace_rl import _carrier, _flush, _worker_end, _worker_env, _worker_layout
-from raytrace_rl._placement import RayVirtualCluster, ResourceInsufficientError
-from raytrace_rl._sharded_calls import ShardedCalls, shared
-from raytrace_rl._sharding import NamedSharding
-from raytrace_rl._worker_builder import RayWorkerBuilder
-from raytrace_rl._worker_futures import MultiWorkerFuture
+from raytrace_rl import _carrier, _flush
+from raytrace_rl._workers import end, env, layout
+from raytrace_rl._workers.builder import RayWorkerBuilder
+from raytrace_rl._workers.futures import MultiWorkerFuture
+from raytrace_rl._workers.placement import RayVirtualCluster, ResourceInsufficientError
+from raytrace_rl._workers.sharded_calls import ShardedCalls, shared
+from raytrace_rl._workers.sharding import NamedSharding
 
 __all__ = [
     "MultiWorkerFuture",
@@ -72,11 +73,11 @@ class RayWorkerGroup:
         self.cluster = cluster
         self.name_prefix = name_prefix
         self.sharding_annotations = sharding_annotations
-        seats = _worker_layout.seats(cluster.get_placement_groups(), workers_per_node, bundle_indices_list)
+        seats = layout.seats(cluster.get_placement_groups(), workers_per_node, bundle_indices_list)
         self.world_size = len(seats)
         if sharding_annotations is not None and sharding_annotations.ranks != list(range(len(seats))):
             raise ValueError(f"{sharding_annotations} does not lay out the {len(seats)} ranks of this group")
-        self.dp_leader_worker_indices = _worker_layout.leaders(seats, dp_leader_worker_indices)
+        self.dp_leader_worker_indices = layout.leaders(seats, dp_leader_worker_indices)
         self._worker_metadata = [seat.metadata(name_prefix) for seat in seats]
         self._claimed = [seat.bundle for seat in seats] if isinstance(cluster, RayVirtualCluster) else []
         if self._claimed:
@@ -244,22 +245,22 @@ class RayWorkerGroup:
             if self._workers and not force:
                 answering = self._workers
                 if cleanup_method is not None:
-                    answering, fine = _worker_end.clean_up(self._workers, cleanup_method, timeout)
+                    answering, fine = end.clean_up(self._workers, cleanup_method, timeout)
                 _flush.flush_workers(answering, _FLUSH_S)
         finally:
             fine = self._kill() and fine
         return fine
 
     def _start(
-        self, builder: RayWorkerBuilder, seats: Sequence[_worker_layout.Seat], env_vars: Mapping[str, str] | None
+        self, builder: RayWorkerBuilder, seats: Sequence[layout.Seat], env_vars: Mapping[str, str] | None
     ) -> None:
         groups = self.cluster.get_placement_groups()
         where = seats[0].bundle if isinstance(self.cluster, RayVirtualCluster) else ()
         self.master_address, self.master_port = self.cluster.get_master_address_and_port(*where)
-        common = _worker_env.group_environment(self.name_prefix, env_vars, self.sharding_annotations)
+        common = env.group_environment(self.name_prefix, env_vars, self.sharding_annotations)
         num_gpus = 1 / self.cluster.max_colocated_worker_groups if self.cluster.use_gpus else 0
         for seat in seats:
-            own = _worker_env.rank_environment(seat, self.world_size, (self.master_address, self.master_port))
+            own = env.rank_environment(seat, self.world_size, (self.master_address, self.master_port))
             options = {"name": seat.name(self.name_prefix)} if self.name_prefix else {}
             worker = builder(
                 groups[seat.bundle[0]],
@@ -275,7 +276,7 @@ class RayWorkerGroup:
 
     def _kill(self) -> bool:
         """Kills every worker and gives its place back; returns whether Ray took each."""
-        fine = _worker_end.kill(self._workers)
+        fine = end.kill(self._workers)
         if self._claimed:
             self.cluster.release(self._claimed)
         self._workers, self._worker_metadata, self._claimed = [], [], []

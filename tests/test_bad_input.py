@@ -22,6 +22,7 @@ from raytrace_rl.monitor import load_run
 from raytrace_rl.spool import place, seal, segment
 from raytrace_rl.spool import writer as writers
 from tests.disks import Disk, may_mount, mounted, read_only, small_disk, warnings_of
+from tests.readback import wait_until
 from tests.running import Telemetry, child, running, wait_for
 from tests.writers import worker
 
@@ -301,8 +302,9 @@ def test_bound_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch
             for turn in range(80):
                 write(100, 100 * turn)
                 heartbeat()
+            # The heartbeat's own thread may be at it: a file goes before it is counted, not in one instant.
+            wait_until(lambda: len(numbers(run_dir)) + telemetry.drops["spans"] == 8000, "what went to be counted")
             lost = telemetry.drops["spans"]
-            assert len(numbers(run_dir)) + lost == 8000
         found = numbers(run_dir)
         assert len(found) + lost == 8000
         assert found == list(range(8000 - len(found), 8000))
@@ -369,7 +371,13 @@ def test_run_directory_becomes_read_only(tmp_path: Path, monkeypatch: pytest.Mon
 def being_read_only(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A file system is read-only; where mounting is not allowed, a mock of what it answers then."""
     if may_mount():
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True, timeout=30)
+
+        def remounted() -> bool:
+            done = subprocess.run(["mount", "-o", "remount,ro", disk], check=False, timeout=30, capture_output=True)
+            assert done.returncode == 0 or b"busy" in done.stderr, done.stderr
+            return done.returncode == 0  # busy: the heartbeat's own thread is sealing a segment
+
+        wait_until(remounted, "the disk to be idle")
         try:
             yield
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytrace_rl._sharding import NamedSharding
+from raytrace_rl._workers.sharding import NamedSharding
 
 AXES = ["pipeline_parallel", "data_parallel", "tensor_parallel"]
 

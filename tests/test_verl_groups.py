@@ -256,5 +256,5 @@ def test_the_environment_of_verl_s_workers(monkeypatch):
     def broken(*_: object) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr("raytrace_rl._worker_env.group_environment", broken)
+    monkeypatch.setattr("raytrace_rl._workers.env.group_environment", broken)
     assert verl.worker_env("actor", {"MINE": "1"}) == {"MINE": "1"}

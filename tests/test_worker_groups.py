@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from raytrace_rl import _env_carrier, _placement, _worker_env, _worker_layout, managed_span, setup
-from raytrace_rl._sharded_calls import ShardedCalls
+from raytrace_rl import _env_carrier, managed_span, setup
+from raytrace_rl._workers import env as environments
+from raytrace_rl._workers import layout, placement
+from raytrace_rl._workers.sharded_calls import ShardedCalls
 from raytrace_rl.resources import process_resource
 from raytrace_rl.worker_groups import MultiWorkerFuture, NamedSharding, RayVirtualCluster, ResourceInsufficientError
 
@@ -17,13 +19,13 @@ from raytrace_rl.worker_groups import MultiWorkerFuture, NamedSharding, RayVirtu
 def nodes(monkeypatch):
     """Placement groups of 4 and 2 bundles, the first one's on two nodes by turns."""
     where = {(0, 0): "a", (0, 1): "b", (0, 2): "a", (0, 3): "b", (1, 0): "b", (1, 1): "b"}
-    monkeypatch.setattr(_placement, "bundle_nodes", lambda _groups: where)
+    monkeypatch.setattr(placement, "bundle_nodes", lambda _groups: where)
     return [SimpleNamespace(bundle_count=4), SimpleNamespace(bundle_count=2)]
 
 
 def test_ranks_of_a_node_are_neighbours_and_local_ranks_count_by_node(nodes):
     """Catches a local rank taken from the bundle's number: two workers of a node would want the same device."""
-    seats = _worker_layout.seats(nodes, None, None)
+    seats = layout.seats(nodes, None, None)
     assert [seat.bundle for seat in seats] == [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (1, 1)]
     assert [(seat.node_rank, seat.local_rank, seat.local_world_size) for seat in seats] == [
         (0, 0, 2),
@@ -39,21 +41,21 @@ def test_ranks_of_a_node_are_neighbours_and_local_ranks_count_by_node(nodes):
 
 def test_fewer_workers_than_bundles(nodes):
     """Catches workers put into bundles that were not asked for."""
-    assert [seat.bundle for seat in _worker_layout.seats(nodes, 1, None)] == [(0, 0), (1, 0)]
-    assert [seat.bundle for seat in _worker_layout.seats(nodes, [2, 0], None)] == [(0, 0), (0, 1)]
+    assert [seat.bundle for seat in layout.seats(nodes, 1, None)] == [(0, 0), (1, 0)]
+    assert [seat.bundle for seat in layout.seats(nodes, [2, 0], None)] == [(0, 0), (0, 1)]
 
 
 def test_tied_workers_keep_the_order_given(nodes):
     """Catches a second worker of a tied group that takes itself for the owner of the model."""
-    seats = _worker_layout.seats(nodes, None, [(0, [0, 1]), (1, [0])])
+    seats = layout.seats(nodes, None, [(0, [0, 1]), (1, [0])])
     assert [seat.bundle_indices for seat in seats] == [(0, [0, 1]), None, (1, [0])]
     assert [seat.name("g") for seat in seats] == ["g-grp0-0", "g-grp0-1", "g-1-0"]
     assert [seat.metadata("g")["dp_shard_idx"] for seat in seats] == [0, 0, 1]
-    assert _worker_layout.leaders(seats, None) == [0, 2]
-    assert _worker_layout.leaders(seats, [2]) == [2]
+    assert layout.leaders(seats, None) == [0, 2]
+    assert layout.leaders(seats, [2]) == [2]
     for wrong in ([1], [2, 0], [5]):
         with pytest.raises(ValueError, match="ascending choice"):
-            _worker_layout.leaders(seats, wrong)
+            layout.leaders(seats, wrong)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_tied_workers_keep_the_order_given(nodes):
 def test_workers_that_fit_nowhere(nodes, per_node, tied):
     """Catches a worker that Ray would let wait for ever, without a word."""
     with pytest.raises(ValueError, match=r"bundle|placement group|at least one"):
-        _worker_layout.seats(nodes, per_node, tied)
+        layout.seats(nodes, per_node, tied)
 
 
 def test_a_bundle_is_shared_by_so_many_groups_and_no_more(nodes):
@@ -95,7 +97,7 @@ def test_the_environment_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=rl")
     sharding = NamedSharding.of(data_parallel=2, tensor_parallel=4, other=1)
     with managed_span("setup", "parent") as span:
-        env = _worker_env.group_environment("policy", {"RAYTRACE_RL_HEARTBEAT_S": "9", "MINE": "1"}, sharding)
+        env = environments.group_environment("policy", {"RAYTRACE_RL_HEARTBEAT_S": "9", "MINE": "1"}, sharding)
     assert env["RAYTRACE_RL_ENABLED"] == "1"
     assert env["RAYTRACE_RL_RUN_DIR"] == str(tmp_path)
     assert (env["RAYTRACE_RL_HEARTBEAT_S"], env["MINE"]) == ("9", "1")
@@ -113,14 +115,14 @@ def test_the_environment_of_a_worker(tmp_path, monkeypatch):
 def test_sizes_that_the_user_named_hold(tmp_path):
     """Catches a group that overrules what its user says of it."""
     base = {"OTEL_RESOURCE_ATTRIBUTES": "nv.dl.topology.size.dp=8"}
-    env = _worker_env.group_environment("", base, NamedSharding.of(data_parallel=2, tensor_parallel=1))
+    env = environments.group_environment("", base, NamedSharding.of(data_parallel=2, tensor_parallel=1))
     assert env["OTEL_RESOURCE_ATTRIBUTES"] == "nv.dl.topology.size.dp=8,nv.dl.topology.size.tp=1"
     assert "RAYTRACE_RL_WORKER_GROUP" not in env
 
 
 def test_with_telemetry_off_the_environment_is_the_user_s():
     """Catches settings or a carrier sent by a driver that traces nothing."""
-    assert _worker_env.group_environment("", {"MINE": "1"}) == {"MINE": "1"}
+    assert environments.group_environment("", {"MINE": "1"}) == {"MINE": "1"}
 
 
 def test_who_gets_what_and_whose_output_counts():

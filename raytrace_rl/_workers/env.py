@@ -8,7 +8,8 @@ from typing import Final
 from urllib.parse import quote
 
 from raytrace_rl import _env_carrier, semconv, setup
-from raytrace_rl._sharding import (
+from raytrace_rl._workers.layout import Seat
+from raytrace_rl._workers.sharding import (
     CONTEXT_PARALLEL,
     DATA_PARALLEL,
     EXPERT_PARALLEL,
@@ -16,7 +17,6 @@ from raytrace_rl._sharding import (
     TENSOR_PARALLEL,
     NamedSharding,
 )
-from raytrace_rl._worker_layout import Seat
 
 _RESOURCE_ATTRIBUTES: Final = "OTEL_RESOURCE_ATTRIBUTES"
 _TOPOLOGY: Final = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-from raytrace_rl._sharding import NamedSharding
+from raytrace_rl._workers.sharding import NamedSharding
 
 #: A text up to this size costs less beside the call than in the object store. Bytes.
 _SMALL: Final = 4096

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytrace_rl import _placement
+from raytrace_rl._workers import placement
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def seats(
     Raises:
         ValueError: Something does not fit the placement groups.
     """
-    nodes = _placement.bundle_nodes(placement_groups)
+    nodes = placement.bundle_nodes(placement_groups)
     tied: list[tuple[int, tuple[int, ...]]]
     if bundle_indices_list is None:
         tied = [(at, (bundle,)) for at, bundle in _one_each(nodes, _counts(placement_groups, workers_per_node))]

@@ -1,0 +1,1 @@
+"""What `worker_groups` is made of: where workers run, how they are laid out, started, called in shards, and ended."""
