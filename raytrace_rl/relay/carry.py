@@ -1,0 +1,283 @@
+"""Brings the spools of a node home, to a run directory that the node does not share: whatever is new, again and again.
+
+Segments and journals are carried as far as their records are whole; the table of open spans whole when it has changed.
+A process that is proven dead gets one more segment at home, with the spans that it left open, since nobody can prove
+the death there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import zlib
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from raytrace_rl import _state
+from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl.relay import truncated
+from raytrace_rl.relay.follow import Basket, Follower, Reading
+from raytrace_rl.relay.home import Home, Piece, piece
+from raytrace_rl.relay.retry import Backoff
+from raytrace_rl.spool import format as fmt
+from raytrace_rl.spool import liveness
+from raytrace_rl.spool.listing import ProcessFiles, node_processes
+from raytrace_rl.spool.reader import UnreadableFileError, open_regular, read_whole
+
+#: Seconds between two rounds, and bytes that go in one call.
+INTERVAL_S: Final = 1.0
+_MOST_BYTES: Final = 4 << 20
+_OVER: Final = ("dead", "closed")
+#: What of a header is rewritten in place while the file lives.
+_MUTABLE: Final = slice(fmt.HEARTBEAT_OFFSET, fmt.SEALED_OFFSET + 4)
+
+
+class Carrier:
+    """Carries one node's spools home.
+
+    Args:
+        node_dir: ``RUN_DIR/spool/<node>`` on the node.
+        home: Where they go.
+
+    Attributes:
+        carried: Bytes so far.
+        failure: What keeps it from carrying just now, for a person; empty if nothing does.
+        clear_at: When the last round began that found nothing more to carry (`time.monotonic`).
+        failed_at: When the last round began that failed.
+    """
+
+    def __init__(self, node_dir: str | os.PathLike[str], home: Home) -> None:
+        self._node_dir = Path(node_dir)
+        self._node = self._node_dir.name
+        self._home = home
+        self._followers: dict[str, Follower] = {}
+        self._tables: dict[str, int] = {}
+        self._mutable: dict[str, bytes] = {}
+        self._done: set[str] = set()
+        #: As `_done`, but at home for sure.
+        self._settled: frozenset[str] = frozenset()
+        self._pending: list[Piece] = []
+        self._pending_bytes = 0
+        self._finished: set[str] = set()
+        self._sizes: dict[str, int] | None = None
+        self._living: list[str] | None = None
+        self._backoff = Backoff()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self.carried = 0
+        self.failure = ""
+        self.clear_at = -math.inf
+        self.failed_at = -math.inf
+
+    # -- in a thread of its own -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carries what comes until `stop`."""
+        while not self._stop.is_set():
+            self._pause(INTERVAL_S if self.round() else self._backoff.wait_s())
+
+    def hurry(self) -> None:
+        """Has it look at once."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stop.set()
+        self._wake.set()
+
+    def _pause(self, seconds: float) -> None:
+        if self._wake.wait(seconds):
+            self._wake.clear()
+
+    # -- one round ------------------------------------------------------------------------------------------------
+
+    def round(self) -> bool:
+        """Carries all that is new; returns whether that succeeded. Never raises."""
+        begun = monotonic()
+        try:
+            self._round()
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self.failed_at = begun
+            self.failure = f"{type(error).__name__}: {error}"
+            self._sizes = None  # whatever came of it is found out anew
+            self._pending, self._pending_bytes = [], 0
+            _state.warn_once("relay-carry", "The spools of %s cannot be brought home: %r", self._node, error)
+            return False
+        self.failure = ""
+        self._backoff.reset()
+        if not self._stop.is_set():
+            self.clear_at = begun
+        return True
+
+    def is_done(self, stem: str, number: int) -> bool:
+        """Whether all of a segment is at home."""
+        return f"{stem}.{number}.rts" in self._settled
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is not at home yet, as of the last round."""
+        return self.clear_at < self.failed_at
+
+    def _round(self) -> None:
+        if self._sizes is None:
+            self._sizes = self._home.sizes(self._node)
+            self._followers.clear()
+            self._tables.clear()
+            self._mutable.clear()
+            self._done.clear()
+            self._finished.clear()
+            self._living = None
+        states = {files.stem: self._state(files) for files in node_processes(self._node_dir)}
+        processes = node_processes(self._node_dir)  # after the states: of a dead process nothing can be missing
+        living = [files.stem for files in processes if states.get(files.stem, "alive") not in _OVER]
+        if living and living != self._living:
+            self._home.living(self._node, living)  # before its files, or it would look closed
+        for files in processes:
+            if files.stem in self._finished or self._stop.is_set():
+                continue
+            over = states.get(files.stem) in _OVER
+            self._process(files, over)
+            if over and not self._stop.is_set():
+                self._finish(files)
+        self._flush()
+        self._settled = frozenset(self._done)
+        if living != self._living:
+            self._home.living(self._node, living)
+            self._living = living
+
+    def _state(self, files: ProcessFiles) -> liveness.State:
+        if files.stem in self._finished:
+            return "closed"
+        return liveness.state(files.live, _boot_id(files))
+
+    def _process(self, files: ProcessFiles, over: bool) -> None:
+        gone = [name for name in self._sizes or () if name.startswith(f"{files.stem}.open")]
+        if files.slots is not None and not over:
+            self._table(files.slots)
+            gone = [name for name in gone if name != f"{files.stem}.open"]
+        if not over:
+            for _, path in sorted(files.journals.items()):
+                self._file(path, over)
+            gone = [name for name in gone if name not in {Path(path).name for path in files.journals.values()}]
+            self._remove(gone)
+        for _, path in sorted(files.segments.items()):
+            self._file(path, over)
+
+    def _table(self, path: str) -> None:
+        try:
+            data = read_whole(path, fmt.MAX_HEADER_SIZE + fmt.SLOT_COUNT * fmt.SLOT_SIZE)
+        except UnreadableFileError:
+            return
+        name = Path(path).name
+        if self._tables.get(name) != (seen := zlib.crc32(data)):
+            self._send(piece(name, 0, data, whole=True))
+            self._tables[name] = seen
+
+    def _file(self, path: str, over: bool) -> None:
+        """Carries what is new of a segment or a journal."""
+        name = Path(path).name
+        if name in self._done:
+            return
+        sizes = self._sizes if self._sizes is not None else {}
+        follower = self._followers.get(name)
+        if follower is None:
+            follower = self._followers[name] = Follower(path, sizes.get(name, 0))
+        reading = Reading.FULL
+        while reading is Reading.FULL and not self._stop.is_set():
+            at = sizes.get(name, 0)
+            reading = follower.read({}, Basket(1 << 62, 1 << 62, _MOST_BYTES), final=over)
+            try:
+                data, mutable = _bytes(path, at, follower.offset)
+            except UnreadableFileError:
+                return
+            if data:
+                self._send(piece(name, at, data))
+            if (at or data) and self._mutable.get(name) != mutable:
+                self._send(piece(name, fmt.HEARTBEAT_OFFSET, mutable))
+                self._mutable[name] = mutable
+            sizes[name] = at + len(data)
+        if reading is Reading.DONE and not self._stop.is_set():
+            self._done.add(name)
+            follower.close()
+            del self._followers[name]
+
+    def _finish(self, files: ProcessFiles) -> None:
+        """All of a process is at home but what it left open: that follows, and then nothing of it is open there."""
+        closed = truncated.closed_for(files)
+        if closed:
+            number = max(files.segments, default=-1) + 1
+            self._send(piece(f"{files.stem}.{number}.rts", 0, _segment(files, number, closed), whole=True))
+        self._remove([name for name in self._sizes or () if name.startswith(f"{files.stem}.open")])
+        self._finished.add(files.stem)
+
+    def _send(self, one: Piece) -> None:
+        self._pending.append(one)
+        self._pending_bytes += len(one.data)
+        if self._sizes is not None:
+            self._sizes.setdefault(one.name, 0)
+        if self._pending_bytes >= _MOST_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces, self._pending = self._pending, []
+        if pieces:
+            self._home.write(self._node, pieces)
+            self.carried += self._pending_bytes
+        self._pending_bytes = 0
+
+    def _remove(self, names: list[str]) -> None:
+        if names:
+            self._flush()
+            self._home.remove(self._node, names)
+            for name in names:
+                if self._sizes is not None:
+                    self._sizes.pop(name, None)
+
+
+def _boot_id(files: ProcessFiles) -> bytes:
+    for path in [*files.segments.values(), *files.journals.values(), files.slots]:
+        if path is not None:
+            try:
+                return fmt.parse_header(read_whole(path, fmt.MAX_HEADER_SIZE)).boot_id
+            except (UnreadableFileError, ValueError):
+                continue
+    return bytes(16)
+
+
+def _bytes(path: str, start: int, stop: int) -> tuple[bytes, bytes]:
+    """Returns the bytes of a file from ``start`` to ``stop``, and those of its header that are rewritten in place."""
+    fd = open_regular(path)
+    try:
+        parts = []
+        while start < stop and (data := os.pread(fd, stop - start, start)):
+            parts.append(data)
+            start += len(data)
+        return b"".join(parts), os.pread(fd, _MUTABLE.stop - _MUTABLE.start, _MUTABLE.start)
+    finally:
+        os.close(fd)
+
+
+def _segment(files: ProcessFiles, number: int, spans: list[bytes]) -> bytes:
+    """Returns a sealed segment of a process with these spans."""
+    follower = Follower(files.segments[max(files.segments)]) if files.segments else None
+    resource = (follower.resource() if follower is not None else None) or b""
+    known = follower.header if follower is not None else None
+    header = fmt.Header(
+        size=0,
+        heartbeat_ns=known.heartbeat_ns if known is not None else files.start_ns,
+        span_count=len(spans),
+        dropped_spans=known.dropped_spans if known is not None else 0,
+        sealed=True,
+        pid=files.pid,
+        number=number,
+        start_ns=files.start_ns,
+        wall_anchor_ns=known.wall_anchor_ns if known is not None else files.start_ns,
+        monotonic_anchor_ns=known.monotonic_anchor_ns if known is not None else 0,
+        boot_id=known.boot_id if known is not None else bytes(16),
+        resource=resource,
+    )
+    return fmt.pack_header(header) + b"".join(fmt.pack_record(fmt.Kind.SPAN, span) for span in spans)
