@@ -61,7 +61,7 @@ def exported(run, form):
 
 @settings(max_examples=200)
 @given(spans)
-@pytest.mark.parametrize("form", export_module.FORMATS)
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
 def test_every_field_survives(form, message):
     """Catches any field of a span that an export loses or changes, for whatever a span may hold."""
     process = Process("p", resource={"service.name": "x"})
@@ -94,7 +94,7 @@ def run(tmp_path):
     return load_run(spool.run_dir)
 
 
-@pytest.mark.parametrize("form", export_module.FORMATS)
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
 def test_export_is_read_back(run, form, tmp_path, monkeypatch):
     """Catches an export that our own reader, or another run of it, understands differently."""
     monkeypatch.setattr(export_module, "BATCH", 7)
@@ -107,7 +107,7 @@ def test_export_is_read_back(run, form, tmp_path, monkeypatch):
     assert [r.span_id for r in again.spans if r.truncated] == [r.span_id for r in run.spans if r.truncated] != []
 
 
-@pytest.mark.parametrize("form", export_module.FORMATS)
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
 def test_a_message_is_of_one_process_and_small(run, form, monkeypatch):
     """Catches messages beyond what a receiver takes, and processes mixed under one resource."""
     monkeypatch.setattr(export_module, "BATCH", 20)
@@ -141,5 +141,5 @@ def test_json_is_the_standard_mapping(run):
 
 def test_nothing_to_export():
     """Catches an invented message for an empty run."""
-    for form in export_module.FORMATS:
+    for form in export_module.OTLP_FORMATS:
         assert exported(Run("x", "x"), form) == b""

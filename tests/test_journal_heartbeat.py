@@ -301,14 +301,28 @@ def test_stack_names_the_function_that_the_thread_stands_in(tmp_path: Path):
         assert "in hang" in stack.text
         assert abs(stack.time_ns - time.time_ns()) < 60e9
         heart().beat()
-        assert kinds(telemetry.run_dir)["STACK"] == 1  # not at every beat
+        # Two: the span's, and one for the threads that have none open. Not at every beat.
+        assert kinds(telemetry.run_dir)["STACK"] == 2
         wait_for(lambda: _clock.now_ns() - stack.time_ns > 50_000_000, "another 50 ms")
         heart().beat()
-        assert kinds(telemetry.run_dir)["STACK"] == 2
+        assert kinds(telemetry.run_dir)["STACK"] == 4
         go_on.set()
         thread.join()
         heart().beat()
         assert heart()._stacks_at == {}
+
+
+def test_stacks_outlive_a_clean_end(tmp_path: Path):
+    """Where a span stood that its process's shutdown cut short (Ctrl-C, in despair) is lost with the journal."""
+    with running(tmp_path / "run", stack_after_s=0):
+        with managed_span("generation", "ended"):
+            heart().beat()
+        managed_span("generation", "hangs").__enter__()
+        heart().beat()
+    run = load_run(tmp_path / "run")
+    names = {row.span_id: row.name for row in run.spans}
+    assert [names[stack.span_id] for stack in run.stacks] == ["hangs"]
+    assert "test_stacks_outlive_a_clean_end" in run.stacks[0].text
 
 
 def test_every_stack_of_many_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from raytrace_rl.monitor import Run, drawing, load_run, tables
 from raytrace_rl.monitor.report import report, summary
 from raytrace_rl.monitor.report import text as full_text
 from raytrace_rl.spool.format import Kind, pack_record
+from tests.made_runs import Made, data_parallel
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
 
 #: What a link to the rollout of trajectories says.
@@ -173,9 +174,13 @@ def test_schema_is_documented(run):
         "traces.root_names.",
         "traces.missing_parent_names.",
         "trajectories.steps[].weight_versions.",
+        "findings[].evidence.",
     )
     # open_spans is empty here, and has the entries of truncated_spans.
-    actual = {path for path in schema_paths(json.loads(json.dumps(report(run)))) if not path.startswith(free)}
+    made = Made()
+    data_parallel(made, [[4.0, 4.0, 6.0, 6.0]] * 4, nodes=2)
+    documents = [json.loads(json.dumps(report(one))) for one in (run, made.run())]
+    actual = {path for one in documents for path in schema_paths(one) if not path.startswith(free)}
     assert actual == described
 
 
@@ -219,6 +224,24 @@ def test_text_has_each_section(run):
     ):
         assert wanted in shown
     assert max(map(len, (line for line in shown.splitlines() if " at " not in line))) <= 100
+
+
+def test_text_says_why_steps_take_long():
+    """Catches the sections on critical path, stragglers and bubbles missing from the text, or too wide for it."""
+    made = Made()
+    data_parallel(made, [[4.0, 4.0, 6.0]] * 5)
+    shown = full_text(made.run())
+    for wanted in (
+        "Phases (seconds a step, in the driver's lane):",
+        "Critical path (5 steps, 32.50s): what each step waited for",
+        "  train                              training[2]          productive  92.3%    6.00s    6.00s      5",
+        "Stragglers: 1 (3 ranks compared)",
+        "  training[2] on node-0: 2.00s a step, 30.8% of it",
+        "    is slow in train, by 2.00s (1.5 x the others) in 100.0% of 5 steps",
+        "the step was in train of training",
+    ):
+        assert wanted in shown
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_a_process_of_a_long_name_keeps_its_pid(tmp_path):

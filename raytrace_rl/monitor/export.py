@@ -1,4 +1,4 @@
-"""Writes a run in the standard file forms of OTLP, which collectors and trace backends read."""
+"""Writes a run in the file forms of other tools: OTLP for collectors and trace backends, Perfetto's for its viewer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import IO, Final
 
 from raytrace_rl._decode import Scope
 from raytrace_rl._encode import varint
-from raytrace_rl.monitor import otlp_json, otlp_proto
+from raytrace_rl.monitor import otlp_json, otlp_proto, perfetto
 from raytrace_rl.monitor.model import SCOPE_NAME, Process, Run, SpanRow
 
-FORMATS: Final = ("otlp-json", "otlp-proto")
+#: The standard file forms of OTLP.
+OTLP_FORMATS: Final = ("otlp-json", "otlp-proto")
+FORMATS: Final = (*OTLP_FORMATS, "perfetto")
 
 #: Spans in one message: a line or message stays small enough for any receiver (gRPC's default is 4 MiB).
 BATCH: Final = 1000
@@ -26,11 +28,14 @@ def export(run: Run, form: str, out: IO[bytes]) -> int:
         run: What to write.
         form: ``otlp-json``: one ``ExportTraceServiceRequest`` as JSON a line. ``otlp-proto``: the same as protobuf,
             each message preceded by its length as a varint. A message holds spans of one process, at most `BATCH`.
+            ``perfetto``: a Perfetto trace.
         out: A binary file.
 
     Returns:
-        How many spans were written. Spans still open have end time 0.
+        How many spans were written. Spans still open have end time 0, in a Perfetto trace no end.
     """
+    if form == "perfetto":
+        return perfetto.write(run, out)
     written = 0
     for process, rows in batches(run):
         scopes = _by_scope(rows)

@@ -55,6 +55,25 @@ def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[In
     return common
 
 
+def complement(intervals: Sequence[Interval], within: Sequence[Interval]) -> list[Interval]:
+    """Returns the instants of ``within`` that are in none of ``intervals``; both disjoint and in order."""
+    left: list[Interval] = []
+    i = 0
+    for start, end in within:
+        at = start
+        while i < len(intervals) and intervals[i][1] <= at:
+            i += 1
+        j = i
+        while j < len(intervals) and intervals[j][0] < end:
+            if intervals[j][0] > at:
+                left.append((at, intervals[j][0]))
+            at = max(at, intervals[j][1])
+            j += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
 def times(timeline: Iterable[Owned], windows: Sequence[Interval]) -> dict[str, int]:
     """Returns ns by bucket of a timeline within ``windows`` (disjoint, in order); every bucket is there."""
     by_bucket: dict[str, list[Interval]] = {bucket: [] for bucket in BUCKETS}

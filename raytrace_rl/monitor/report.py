@@ -7,14 +7,30 @@ from typing import Any, Final
 from raytrace_rl.monitor import tables
 from raytrace_rl.monitor.goodput import Beside, FleetView, Goodput, JobView, SumView, goodput
 from raytrace_rl.monitor.model import BUCKETS, Run
+from raytrace_rl.monitor.queueing import queueing
 from raytrace_rl.monitor.text import render, render_summary
+from raytrace_rl.monitor.trajectories import trajectories
+from raytrace_rl.monitor.why import Steps, why
 
 SCHEMA: Final = 1
 _NS: Final = 1e9
 
 
-def report(run: Run) -> dict[str, Any]:
-    """Returns the report of a run: plain JSON values, described in docs/report.md."""
+def report(run: Run, steps: Steps | None = None) -> dict[str, Any]:
+    """Returns the report of a run: plain JSON values, described in docs/report.md.
+
+    Args:
+        run: The run.
+        steps: What is known of its steps, where that has been found out already.
+    """
+    told = why(steps or Steps(run))
+    base = _base(run)
+    table = {**base["steps"], "phases": told.pop("phases"), "first": told.pop("first_step")}
+    return {**base, "steps": table, **told}
+
+
+def _base(run: Run) -> dict[str, Any]:
+    """All of it but what says why."""
     views = goodput(run)
     starts = [row.start_ns for row in run.spans]
     return {
@@ -33,8 +49,8 @@ def report(run: Run) -> dict[str, Any]:
         "processes": tables.processes(run),
         "loss": tables.loss(run),
         "traces": tables.traces(run),
-        "stragglers": None,
-        "critical_path": None,
+        "trajectories": trajectories(run),
+        "queueing": queueing(run),
         "skew": None,
         "coverage": {
             "sum": views.sum.beside.coverage,
@@ -94,4 +110,4 @@ def text(run: Run) -> str:
 
 def summary(run: Run) -> str:
     """Returns the goodput summary of a run: plain text that fits a screen of 80 columns and 24 lines."""
-    return render_summary(report(run))
+    return render_summary(_base(run))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from raytrace_rl.monitor.drawing import ROWS, cut, more, percent, seconds, table
+from raytrace_rl.monitor.text_flow import queueing_lines, trajectory_lines
+from raytrace_rl.monitor.text_why import bubble_lines, finding_lines, path_lines, phase_lines, straggler_lines
 
 WIDTH: Final = 80
 HEIGHT: Final = 24
 _BAR: Final = 20
-#: Rows of a table in the text report; the JSON report has them all.
-_ROWS: Final = 20
 _LABELS: Final = (
     ("productive_s", "productive"),
     ("overhead_s", "overhead"),
@@ -18,32 +20,6 @@ _LABELS: Final = (
     ("recovery_s", "recovery"),
     ("unattributed_s", "unattributed"),
 )
-
-
-def seconds(value: float) -> str:
-    """Returns a duration in a unit that suits it, at most eight characters up to a year."""
-    if value >= 86400:
-        return f"{int(value // 86400)}d{int(value % 86400 // 3600):02d}h"
-    if value >= 3600:
-        return f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
-    if value >= 60:
-        return f"{int(value // 60)}m{int(value % 60):02d}s"
-    if value >= 1 or not value:
-        return f"{value:.2f}s" if value else "0s"
-    if value >= 1e-3:
-        return f"{value * 1e3:.1f}ms"
-    return f"{value * 1e6:.0f}us"
-
-
-def percent(part: float | None) -> str:
-    """Returns 0.123 as ``12.3%``; an unknown part as ``n/a``."""
-    return "n/a" if part is None else f"{part * 100:.1f}%"
-
-
-def cut(text: object, width: int) -> str:
-    """Returns ``text`` on one line of at most ``width`` characters, free of control characters."""
-    line = "".join(char if char.isprintable() else "?" for char in str(text))
-    return line if len(line) <= width else line[: width - 1] + "~"
 
 
 def _count(number: int, noun: str) -> str:
@@ -148,32 +124,22 @@ def _loss_lines(report: Mapping[str, Any], named: int) -> list[str]:
     return lines
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], widths: Sequence[int]) -> list[str]:
-    """Draws a table; a positive width aligns left, a negative one right."""
-
-    def line(cells: Sequence[object]) -> str:
-        drawn = (
-            cut(cell, abs(width)).ljust(width) if width > 0 else cut(cell, -width).rjust(-width)
-            for cell, width in zip(cells, widths, strict=True)
-        )
-        return ("  " + " ".join(drawn)).rstrip()
-
-    return [line(heads), *map(line, rows)]
-
-
-def _more(shown: int, whole: int) -> list[str]:
-    return [f"  ... and {whole - shown} more (--json has them)"] if whole > shown else []
-
-
 def render(report: Mapping[str, Any]) -> str:
     """Returns the report at length, for a terminal or a pipe."""
     goodput = report["goodput"]
     sections = [
         [_head(report)],
+        finding_lines(report["findings"]),
         _job(goodput["job"]),
         _fleet(goodput["fleet"]),
         _sum(goodput["sum"]),
         _steps(report["steps"]),
+        phase_lines(report["steps"]["phases"], report["steps"]["first"]),
+        path_lines(report["critical_path"]),
+        straggler_lines(report["stragglers"]),
+        bubble_lines(report["bubbles"]),
+        trajectory_lines(report["trajectories"]),
+        queueing_lines(report["queueing"]),
         _names(report["span_names"]),
         _processes(report["processes"]),
         _loss(report),
@@ -195,11 +161,11 @@ def _steps(steps: Mapping[str, Any]) -> list[str]:
             seconds(step["duration_s"]),
             "" if step["complete"] else "incomplete",
         )
-        for step in steps["list"][-_ROWS:]
+        for step in steps["list"][-ROWS:]
     ]
     earlier = len(steps["list"]) - len(rows)
-    table = _table(("step", "span", "took", ""), rows, (-8, 40, -9, 10))
-    return [head, *([f"  (the last {len(rows)}; {earlier} earlier ones in --json)"] if earlier > 0 else []), *table]
+    drawn = table(("step", "span", "took", ""), rows, (-8, 40, -9, 10))
+    return [head, *([f"  (the last {len(rows)}; {earlier} earlier ones in --json)"] if earlier > 0 else []), *drawn]
 
 
 def _names(names: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -213,34 +179,42 @@ def _names(names: Sequence[Mapping[str, Any]]) -> list[str]:
             seconds(entry["p95_s"]),
             entry["errors"] or "",
         )
-        for entry in names[:_ROWS]
+        for entry in names[:ROWS]
     ]
     heads = ("span", "bucket", "count", "total", "p50", "p95", "errors")
-    return ["Spans by name:", *_table(heads, rows, (30, 10, -7, -8, -8, -8, -6)), *_more(len(rows), len(names))]
+    return ["Spans by name:", *table(heads, rows, (30, 10, -7, -8, -8, -8, -6)), *more(len(rows), len(names))]
 
 
 def _processes(processes: Sequence[Mapping[str, Any]]) -> list[str]:
     ordered = sorted(processes, key=lambda p: not (p["truncated"] or p["drops"] or p["state"] in ("dead", "unknown")))
     rows = [
-        (p["label"], p["state"], p["spans"], p["open"], p["truncated"], p["drops"].get("spans", 0))
-        for p in ordered[: 2 * _ROWS]
+        (
+            p["label"].removesuffix(f" pid {p['pid']}"),  # a column of its own: of a long name it would be cut off
+            p["pid"] or "",
+            p["state"],
+            p["spans"],
+            p["open"],
+            p["truncated"],
+            p["drops"].get("spans", 0),
+        )
+        for p in ordered[: 2 * ROWS]
     ]
-    heads = ("process", "state", "spans", "open", "trunc.", "dropped")
-    return ["Processes:", *_table(heads, rows, (38, 8, -8, -6, -6, -7)), *_more(len(rows), len(processes))]
+    heads = ("process", "pid", "state", "spans", "open", "trunc.", "dropped")
+    return ["Processes:", *table(heads, rows, (30, -7, 8, -8, -5, -6, -7)), *more(len(rows), len(processes))]
 
 
 def _loss(report: Mapping[str, Any]) -> list[str]:
     loss = report["loss"]
-    lines = _loss_lines(report, named=_ROWS)
+    lines = _loss_lines(report, named=ROWS)
     others = ", ".join(f"{count} {kind}" for kind, count in loss["drops"].items() if kind != "spans")
     if others:
         lines.append(f"  also dropped: {others}")
     if loss["lost_records"]:
         lines.append(f"  {loss['lost_records']} records of sealed segments cannot be read")
-    for damage in loss["damage"][:_ROWS]:
+    for damage in loss["damage"][:ROWS]:
         where = f"{damage['path']} at {damage['offset']}"
         lines.append(f"  {where}: {damage['reason']} ({damage['skipped']} bytes skipped)")
-    return [*lines, *_more(min(_ROWS, len(loss["damage"])), len(loss["damage"]))]
+    return [*lines, *more(min(ROWS, len(loss["damage"])), len(loss["damage"]))]
 
 
 def _traces(traces: Mapping[str, Any]) -> list[str]:

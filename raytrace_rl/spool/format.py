@@ -44,13 +44,16 @@ MAX_PAYLOAD: Final = 1 << 20
 SLOT_SIZE: Final = 512
 SLOT_COUNT: Final = 256
 
+#: In the place of the ids, in a STACK record: the threads of the process that have no span open.
+NO_SPAN: Final = bytes(24)
+
 
 class Kind(IntEnum):
     """What a record's payload is."""
 
     SPAN = 1  #: OTLP ``Span`` of this library's own instrumentation scope
     OPEN_SPAN = 2  #: OTLP ``Span`` without an end time
-    STACK = 3  #: trace id (16), span id (8), wall ns (u64), UTF-8 text: where an open span's thread stands
+    STACK = 3  #: trace id (16), span id (8), wall ns (u64), UTF-8 text: where an open span's thread or task stands
     METRICS = 4  #: OTLP ``ScopeMetrics``
     LOGS = 5  #: OTLP ``ScopeLogs``
     RESOURCE = 6  #: OTLP ``Resource``: replaces the one in the header from here on

@@ -10,14 +10,15 @@ import json
 import struct
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
 from raytrace_rl import _clock, _state
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.spool.format import Kind
+from raytrace_rl.spool import stacks
+from raytrace_rl.spool.format import NO_SPAN, Kind
+from raytrace_rl.spool.hang import Watch
 from raytrace_rl.spool.journal import Journal
 from raytrace_rl.spool.opentable import OpenTable
 from raytrace_rl.spool.writer import SpoolWriter
@@ -34,6 +35,8 @@ class Heartbeat:
         table: Its table of open spans.
         interval_s: Seconds between beats.
         stack_after_s: An open span's stack is taken when it is this old, and again each time as much has passed.
+        each_beat: What is to be done at each beat besides.
+        watch: Notes the stacks when beats no longer come.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class Heartbeat:
         interval_s: float,
         stack_after_s: float,
         each_beat: Sequence[Callable[[], None]] = (),
+        watch: Watch | None = None,
     ) -> None:
         self._each_beat = each_beat
+        self._watch = watch
         self._writer = writer
         self._table = table
         self._journal = Journal(writer)
@@ -63,6 +68,8 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts the thread."""
+        if self._watch is not None:
+            self._watch.put_off()
         self._thread.start()
 
     def wake(self) -> None:
@@ -77,10 +84,15 @@ class Heartbeat:
     def stop(self, timeout_s: float) -> None:
         """Ends the thread, waits at most ``timeout_s`` seconds for it, and removes the journal."""
         self._stopped = True
+        if self._watch is not None:
+            self._watch.close()
         self.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
+            # Where those stood that the shutdown has cut short: it may be the end of a run that hung.
+            for record in self._journal.stacks():
+                self._writer.append_record(record)
             self._journal.close()
 
     def _run(self) -> None:
@@ -99,6 +111,8 @@ class Heartbeat:
     def beat(self) -> None:
         """One beat."""
         self._writer.beat()
+        if self._watch is not None:
+            self._watch.put_off()
         spans = list(_state.open_spans)
         self._journal.note(spans)
         self._note_stacks(spans)
@@ -121,7 +135,7 @@ class Heartbeat:
         if abs(offset - self._offset_ns) > CLOCK_STEP_NS and self._writer.append(Kind.CLOCK, record):
             self._offset_ns = offset
 
-    def _note_stacks(self, spans: Iterable[Any]) -> None:
+    def _note_stacks(self, spans: Sequence[Any]) -> None:
         now = _clock.now_ns()
         before = self._stacks_at
         self._stacks_at = {span.ids: before[span.ids] for span in spans if span.ids in before} if before else {}
@@ -129,9 +143,25 @@ class Heartbeat:
         if not due:
             return
         frames = sys._current_frames()
+        parked = self._parked(due)
+        texts: dict[int, str] = {}
         for span in due:
-            frame = frames.get(span.thread_ident)
-            if frame is not None:
+            text = parked.get(span.ids)
+            ident = span.thread_ident
+            if text is None and ident in frames:
+                text = texts.get(ident) or texts.setdefault(ident, stacks.of_thread(frames[ident]))
+            if text:
                 self._stacks_at[span.ids] = now
-                self._journal.note_stack(span.ids, now, "".join(traceback.format_stack(frame)))
+                self._journal.note_stack(span.ids, now, text)
+        others = stacks.of_other_threads(frames, {span.thread_ident for span in spans})
+        if others:
+            self._journal.note_stack(NO_SPAN, now, others)
         del frames
+
+    @staticmethod
+    def _parked(due: Sequence[Any]) -> dict[bytes, str]:
+        try:
+            return stacks.of_tasks(due)
+        except Exception as error:  # it looks into asyncio's own objects, which another version may have otherwise
+            _state.warn_once("task-stacks", "Stacks of asyncio tasks cannot be told: %r", error)
+            return {}

@@ -93,6 +93,10 @@ class Journal:
             self._stacks_size -= len(self._stacks.pop(next(iter(self._stacks))))
         self._write([record])
 
+    def stacks(self) -> list[bytes]:
+        """Returns the latest STACK record of each span that was open at the last `note`."""
+        return list(self._stacks.values())
+
     def _write(self, records: list[bytes]) -> None:
         data = b"".join(records)
         segment = self._segment

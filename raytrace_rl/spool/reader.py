@@ -78,8 +78,12 @@ class UnreadableFileError(Exception):
         self.kind = kind
 
 
-def _open(path: str) -> int:
-    """Opens a regular file, never a pipe or a device, on which a reader would hang."""
+def open_regular(path: str) -> int:
+    """Opens a regular file, never a pipe or a device, on which a reader would hang; returns its descriptor.
+
+    Raises:
+        UnreadableFileError: It is gone, out of reach, or no regular file.
+    """
     for attempt in range(3):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -113,7 +117,7 @@ def read_whole(path: str, limit: int) -> bytes:
     Raises:
         UnreadableFileError: It is gone, out of reach, or no regular file.
     """
-    fd = _open(path)
+    fd = open_regular(path)
     try:
         return os.pread(fd, limit, 0)
     except OSError as error:
@@ -132,6 +136,7 @@ class Cursor:
         path: A ``.rts`` file, or a link to one; it need not exist yet.
         gap_grace_s: Seconds for which a gap in front of a valid record is waited for, since another thread may be
             about to fill it. 0 passes over it at once, which is right for reading a file once.
+        offset: Where the next record is expected, if not at the beginning.
 
     Attributes:
         header: The header as of the last poll, None as long as there is no readable one.
@@ -139,15 +144,15 @@ class Cursor:
         damage: What was passed over so far.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, gap_grace_s: float = 0.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, gap_grace_s: float = 0.0, offset: int = 0) -> None:
         self.path = os.fspath(path)
         self.header: fmt.Header | None = None
-        self.offset = 0
+        self.offset = offset
         self.damage: list[Damage] = []
         self._grace_s = gap_grace_s
         self._gap: tuple[int, float] | None = None
         self._fd = -1
-        self._started = False
+        self._started = offset > 0
         self._crc_spent = 0
         self._header_error = ""
 
@@ -209,7 +214,7 @@ class Cursor:
             if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
                 self.close()
         if self._fd < 0:
-            self._fd = _open(self.path)
+            self._fd = open_regular(self.path)
         head = os.pread(self._fd, fmt.MIN_HEADER_SIZE, 0)
         if not head.strip(b"\0"):
             return False  # prepared ahead of need, or not written yet

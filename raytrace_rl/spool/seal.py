@@ -25,11 +25,11 @@ from raytrace_rl.spool.format import (
 )
 from raytrace_rl.spool.place import Place
 
-_MEMBER: Final = re.compile(r"^(?P<stem>\d+-\d+)(?P<suffix>\.\d+\.rts|\.open\.\d+\.rts|\.open|\.live)$")
+_MEMBER: Final = re.compile(r"^(?P<stem>\d+-\d+)(?P<suffix>\.\d+\.rts|\.open\.\d+\.rts|\.open|\.live|\.hang)$")
 _SEGMENT: Final = re.compile(r"^(?P<stem>\d+-\d+)\.\d+\.rts$")
 #: A file in a node's directories, or one in the making (by ``create_mapping``, or by the process that seals it).
 _LEFTOVER: Final = re.compile(
-    r"^(?P<pid>\d+)-(?P<start>\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open)(?P<new>(\.(?P<by>\d+))?\.new)?$"
+    r"^(?P<pid>\d+)-(?P<start>\d+)(\.\d+\.rts|\.open\.\d+\.rts|\.open|\.hang)(?P<new>(\.(?P<by>\d+))?\.new)?$"
 )
 _COPY: Final = 1 << 20
 #: Seconds for which a sibling's look through the directory is waited for.

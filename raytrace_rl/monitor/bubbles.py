@@ -1,0 +1,146 @@
+"""What idle lanes waited for: the idle time of each worker lane inside steps, named.
+
+Time that a span of bucket idle owns bears that span's name. A gap between spans bears the name of what the step itself
+waited for at that moment: where its critical path was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from raytrace_rl import semconv
+from raytrace_rl.monitor import lanes
+from raytrace_rl.monitor.tables import MAX_LISTED
+from raytrace_rl.monitor.tree import Lane, Tree, lane_of
+
+if TYPE_CHECKING:
+    from raytrace_rl.monitor.critical_path import Segment
+    from raytrace_rl.monitor.lanes import Interval
+    from raytrace_rl.monitor.model import Process, SpanRow
+
+_NS: Final = 1e9
+
+
+class _Wait(NamedTuple):
+    """A reason to be idle: a span that says so itself, or what the step was waiting for."""
+
+    kind: str
+    name: str
+    of: str
+
+
+def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | None:
+    """Returns the idle time of worker lanes inside steps, by what they waited for; None without steps.
+
+    Args:
+        tree: The run.
+        paths: `critical_path.path` of each of its steps.
+    """
+    if not tree.steps:
+        return None
+    windows = lanes.union((step.start_ns, step.until_ns) for step in tree.steps)
+    segments = sorted((segment for of_step in paths for segment in of_step), key=lambda segment: segment.start_ns)
+    by_process: dict[str, tuple[Process, list[SpanRow]]] = {}
+    for row in tree.run.spans:
+        if row.process.role != semconv.ROLE_DRIVER:
+            by_process.setdefault(row.process.key, (row.process, []))[1].append(row)
+    listed: dict[Lane, dict[_Wait, int]] = {}
+    wall: dict[Lane, int] = {}
+    for process, rows in by_process.values():
+        lane = lane_of(process)
+        life = [(min(process.start_ns or rows[0].start_ns, rows[0].start_ns), process.last_ns)]
+        inside = lanes.intersection(windows, life)
+        wall[lane] = wall.get(lane, 0) + lanes.total(inside)
+        waits = listed.setdefault(lane, {})
+        for wait, length in _waits(rows, inside, segments):
+            waits[wait] = waits.get(wait, 0) + length
+    entries = [_lane_entry(lane, waits, wall[lane]) for lane, waits in sorted(listed.items(), key=_order)]
+    return {"lanes": entries[:MAX_LISTED], "waits": _by_group(listed, wall)}
+
+
+def _order(item: tuple[Lane, dict[_Wait, int]]) -> tuple[str, int]:
+    lane = item[0]
+    return lane.group, -1 if lane.rank is None else lane.rank
+
+
+def _waits(
+    rows: Sequence[SpanRow], inside: Sequence[Interval], segments: Sequence[Segment]
+) -> Iterator[tuple[_Wait, int]]:
+    owned = lanes.timeline(rows)
+    idle = lanes.intersection([(start, end) for start, end, bucket in owned if bucket == "idle"], inside)
+    said = sorted((row for row in rows if row.bucket == "idle"), key=lambda row: row.start_ns)
+    for start, end, row in _overlaps(idle, [(row.start_ns, row.until_ns, row) for row in said]):
+        yield _Wait("span", row.name, ""), end - start
+    taken = lanes.union((start, end) for start, end, _ in owned)
+    gaps = lanes.complement(taken, inside)
+    named = [(segment.start_ns, segment.end_ns, segment.row) for segment in segments]
+    for start, end, row in _overlaps(gaps, named):
+        yield _Wait("step", row.name, str(lane_of(row.process))), end - start
+
+
+def _overlaps(
+    parts: Iterable[Interval], named: Sequence[tuple[int, int, SpanRow]]
+) -> Iterator[tuple[int, int, SpanRow]]:
+    """Yields what named intervals cover of ``parts``, once: where several do, the one that started last.
+
+    Args:
+        parts: Disjoint, in order.
+        named: In the order of their start.
+    """
+    opened: list[tuple[int, int]] = []
+    following = 0
+    for start, end in parts:
+        at = start
+        while at < end:
+            while following < len(named) and named[following][0] <= at:
+                heappush(opened, (-named[following][0], following))
+                following += 1
+            while opened and named[opened[0][1]][1] <= at:
+                heappop(opened)
+            until = min(end, named[following][0]) if following < len(named) else end
+            if opened:
+                _, stop, row = named[opened[0][1]]
+                until = min(until, stop)
+                yield at, until, row
+            at = until
+
+
+def _lane_entry(lane: Lane, waits: dict[_Wait, int], wall: int) -> dict[str, Any]:
+    idle = sum(waits.values())
+    return {
+        "lane": str(lane),
+        "worker_group": lane.group,
+        "rank": lane.rank,
+        "idle_s": idle / _NS,
+        "part": idle / wall if wall else 0.0,
+        "waits": [
+            {"kind": wait.kind, "name": wait.name, "of": wait.of, "idle_s": length / _NS}
+            for wait, length in sorted(waits.items(), key=lambda item: (-item[1], item[0]))[:10]
+        ],
+    }
+
+
+def _by_group(listed: dict[Lane, dict[_Wait, int]], wall: dict[Lane, int]) -> list[dict[str, Any]]:
+    """The same for whole worker groups, of which there may be thousands of ranks."""
+    groups: dict[str, int] = {}
+    sums: dict[tuple[str, _Wait], int] = {}
+    for lane, waits in listed.items():
+        groups[lane.group] = groups.get(lane.group, 0) + wall[lane]
+        for wait, length in waits.items():
+            # Which rank the step was at when others waited differs from step to step: the group says it.
+            key = lane.group, wait._replace(of=wait.of.partition("[")[0])
+            sums[key] = sums.get(key, 0) + length
+    entries: list[dict[str, Any]] = [
+        {
+            "worker_group": group,
+            "kind": wait.kind,
+            "name": wait.name,
+            "of": wait.of,
+            "idle_s": length / _NS,
+            "part": length / groups[group] if groups[group] else 0.0,
+        }
+        for (group, wait), length in sums.items()
+    ]
+    return sorted(entries, key=lambda entry: (-entry["idle_s"], entry["worker_group"], entry["name"]))[:MAX_LISTED]

@@ -1,0 +1,145 @@
+"""What the HTML report is drawn from: the report, the timeline, step by step what took how long, ranks by step."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from raytrace_rl.monitor.report import report
+from raytrace_rl.monitor.timeline import timeline
+from raytrace_rl.monitor.tree import lane_of
+from raytrace_rl.monitor.why import Steps
+
+if TYPE_CHECKING:
+    from raytrace_rl.monitor.model import Run, SpanRow
+
+#: Steps that charts show one by one; of more, as many groups of neighbours.
+STEPS: Final = 400
+#: Columns, and rows, of a heat map.
+HEAT_COLUMNS: Final = 120
+HEAT_ROWS: Final = 2048
+#: Phases that the step chart tells apart.
+PHASES: Final = 8
+#: Stretches of the critical path that are drawn.
+SEGMENTS: Final = 40_000
+#: Entries of the report's longest lists.
+ENTRIES: Final = 500
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Returns all that the page needs, as plain JSON values."""
+    steps = Steps(run)
+    found = report(run, steps)
+    _shorten(found)
+    start = min((row.start_ns for row in run.spans), default=0)
+    return {
+        "report": found,
+        "timeline": timeline(run),
+        "steps": _steps(steps),
+        "path": _path(steps, start),
+        "heat": _heat(steps),
+    }
+
+
+def _shorten(value: Any) -> None:
+    """Cuts lists to what a person reads; the counts beside them are exact."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(inner, list):
+                value[key] = inner[-ENTRIES:] if key == "list" else inner[:ENTRIES]
+            _shorten(value[key])
+    elif isinstance(value, list):
+        for inner in value:
+            _shorten(inner)
+
+
+def _chunks(count: int, most: int) -> list[range]:
+    """The numbers up to ``count`` in at most ``most`` groups of neighbours."""
+    size = max(1, -(-count // most))
+    return [range(at, min(count, at + size)) for at in range(0, count, size)]
+
+
+def _steps(steps: Steps) -> dict[str, Any]:
+    """Seconds by step, or by group of neighbours, and by phase."""
+    tree = steps.tree
+    own: list[dict[str, int]] = []
+    for step in tree.steps:
+        spent: dict[str, int] = {}
+        for row in tree.children(step):
+            if row.process is step.process:
+                spent[row.name] = spent.get(row.name, 0) + row.until_ns - row.start_ns
+        own.append(spent)
+    totals: dict[str, int] = {}
+    for spent in own:
+        for name, length in spent.items():
+            totals[name] = totals.get(name, 0) + length
+    names = sorted(totals, key=lambda name: -totals[name])[:PHASES]
+    buckets = {row.name: row.bucket for step in tree.steps[:50] for row in tree.children(step)}
+    bars = []
+    for chunk in _chunks(len(tree.steps), STEPS):
+        some = [tree.steps[n] for n in chunk]
+        size = len(some)
+        bars.append({
+            "first": some[0].iteration,
+            "last": some[-1].iteration,
+            "attempt": some[0].attempt,
+            "start_us": some[0].start_ns // 1000,
+            "total_s": sum(step.until_ns - step.start_ns for step in some) / size / 1e9,
+            "max_s": max(step.until_ns - step.start_ns for step in some) / 1e9,
+            "phases_s": [round(sum(own[n].get(name, 0) for n in chunk) / size / 1e9, 6) for name in names],
+        })
+    return {"phases": [{"name": name, "bucket": buckets.get(name)} for name in names], "bars": bars}
+
+
+def _path(steps: Steps, start: int) -> dict[str, Any]:
+    """The critical path of the last steps, as slices for the timeline (us): start, length, name, lane."""
+    names: dict[str, int] = {}
+    labels: dict[str, int] = {}
+    slices: list[list[int]] = []
+    count = 0
+    for segments in reversed(steps.paths):
+        if count + len(segments) > SEGMENTS:
+            break
+        count += len(segments)
+        for segment in reversed(segments):
+            begin = (segment.start_ns - start) // 1000
+            length = (segment.end_ns - start) // 1000 - begin
+            name = names.setdefault(segment.row.name, len(names))
+            label = labels.setdefault(str(lane_of(segment.row.process)), len(labels))
+            slices.append([begin, length, name, label, _bucket(segment.row)])
+    slices.reverse()
+    return {"names": list(names), "lanes": list(labels), "slices": slices}
+
+
+def _bucket(row: SpanRow) -> int:
+    return {"productive": 1, "overhead": 2, "wasted": 3, "idle": 4}.get(row.bucket or "", 0)
+
+
+def _heat(steps: Steps) -> list[dict[str, Any]]:
+    """By worker group, rank and step: how much longer than the median rank it was at work, waiting left out (ms)."""
+    chunks = _chunks(len(steps.tree.steps), HEAT_COLUMNS)
+    groups: dict[str, dict[int, list[float]]] = {}
+    for number, by_name in enumerate(steps.by_rank):
+        spent: dict[str, dict[int, float]] = {}
+        for (group, name), by_rank in by_name.items():
+            if len(by_rank) > 1 and (group, name) not in steps.met:
+                for rank, rows in by_rank.items():
+                    own = spent.setdefault(group, {})
+                    own[rank] = own.get(rank, 0.0) + steps.tree.self_ns(rows) / 1e6
+        for group, own in spent.items():
+            typical = median(own.values())
+            for rank, value in own.items():
+                columns = groups.setdefault(group, {}).setdefault(rank, [0.0] * len(chunks))
+                at = number // max(1, len(chunks[0]))
+                columns[at] += (value - typical) / len(chunks[at])
+    return [
+        {
+            "group": group,
+            "ranks": sorted(ranks)[:HEAT_ROWS],
+            "columns": [[steps.tree.steps[c[0]].iteration, steps.tree.steps[c[-1]].iteration] for c in chunks],
+            "values_ms": [[round(value, 2) for value in ranks[rank]] for rank in sorted(ranks)[:HEAT_ROWS]],
+        }
+        for group, ranks in sorted(groups.items())
+        if len(ranks) > 1
+    ]
+

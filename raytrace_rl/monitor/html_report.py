@@ -1,0 +1,33 @@
+"""The report as one HTML file: no network, no other file, every text of the run as data and never as markup."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from raytrace_rl.monitor.html_data import document
+
+if TYPE_CHECKING:
+    from raytrace_rl.monitor.model import Run
+
+#: In the order in which they need each other.
+_SCRIPTS: Final = ("base.js", "charts.js", "timeline.js", "main.js")
+
+
+def html(run: Run) -> str:
+    """Returns the page of a run."""
+    # Inside a script element only "</script" and "<!--" mean anything, and both begin with "<".
+    data = json.dumps(document(run), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    page = _file("report.html")
+    parts = {"STYLE": _file("report.css"), "SCRIPT": "\n".join(map(_file, _SCRIPTS)), "DATA": data}
+    before, *rest = page.split("{{")
+    pieces = [before]
+    for piece in rest:  # in one pass: what is put in is not looked through again
+        name, _, after = piece.partition("}}")
+        pieces += [parts[name], after]
+    return "".join(pieces)
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / "html" / name).read_text(encoding="utf-8")
