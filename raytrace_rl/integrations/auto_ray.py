@@ -1,0 +1,302 @@
+"""Traces the actors and tasks of a program that was not written for it: the one place that touches Ray's own classes.
+
+`install`, which ``raytrace-rl run`` calls, puts something of ours around five functions of Ray's (`_TARGETS`):
+
+- on a driver, connecting starts telemetry unless the program has, opens the job's span and adds our variables to the
+  job's ``runtime_env``; ``ray.shutdown`` lets actors close their spools first;
+- creating an actor, and the first call of a remote function, puts wrappers (`_auto_entry`) around the methods of *Ray's
+  copy* of the class (around the function). The user's class stays as it is. Calls then send a carrier, as `dispatch`
+  does, and arrive under a span ``ray.call.<Class>.<method>`` of the group ``actor_call``.
+
+The first traced call that arrives in a worker installs the same there: what actors call is traced too. What is not
+recognised is left alone, with one warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from inspect import Parameter
+from pathlib import Path
+from time import time_ns
+from types import FunctionType
+from typing import Any, Final
+
+from opentelemetry import trace
+
+from raytrace_rl import _carrier, _flush, _handles, _state, _trees, _wrapping, setup
+from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl._otel_context import otel_var
+from raytrace_rl.integrations import _auto_entry
+from raytrace_rl.span_groups import is_span_group_enabled
+
+#: ``1``: ``raytrace-rl run`` has asked for `install`. ``force``: also with a version of Ray that nobody has tried.
+VARIABLE: Final = "RAYTRACE_RL_AUTO_RAY"
+JOB_SPAN: Final = "rl.run.job"
+#: Versions of Ray with which an unedited program was seen traced.
+TRIED: Final = ("2.60",)
+
+#: Seconds that actors have, before the driver leaves them, to close their spools; their spans are safe without.
+_FLUSH_S: Final = 3.0
+#: Ray's module whose wrappers stand around every method of an actor, whether its tracing is on or off.
+_TRACING: Final = "ray.util.tracing.tracing_helper"
+#: Attribute of a class or function of which we have made wrappers.
+_MARK: Final = "__raytrace_auto__"
+
+_installed: bool | None = None
+_began_ns = time_ns()
+_job: Any = None
+
+
+def install(began_ns: int | None = None) -> bool:
+    """Traces Ray in this process from now on. Never raises; once per process.
+
+    Args:
+        began_ns: Start of the job's span on a driver, ns since the epoch; by default the import of this module.
+
+    Returns:
+        False if nothing was changed: this version of Ray is none of those it was tried on, or does not look like one.
+    """
+    global _installed, _began_ns
+    _began_ns = _began_ns if began_ns is None else began_ns
+    if _installed is None:
+        try:
+            _installed = _install()
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            _installed = False
+            _leave_alone("Ray", repr(error))
+    return _installed
+
+
+def _install() -> bool:
+    import ray
+
+    version = ".".join(str(getattr(ray, "__version__", "unknown")).split(".")[:2])
+    if version not in TRIED and os.environ.get(VARIABLE) != "force":
+        _leave_alone("Ray", f"version {version} is none of {', '.join(TRIED)}; {VARIABLE}=force tries it all the same")
+        return False
+    changes = []
+    for module, owner, name, parameters, ours in _TARGETS:
+        place: Any = sys.modules[module]
+        place = getattr(place, owner) if owner else place
+        original = getattr(place, name)
+        if not parameters <= inspect.signature(original).parameters.keys():
+            _leave_alone("Ray", f"{name} of {module} is not what it was in the versions tried")
+            return False
+        changes.append((place, name, functools.wraps(original)(_with(ours, original))))
+    for place, name, changed in changes:
+        setattr(place, name, changed)
+    return True
+
+
+def _with(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: ours(original, *args, **kwargs)
+
+
+def _leave_alone(what: str, why: str) -> None:
+    _state.warn_once(f"auto-ray:{what}", "Calls of %s are not traced: %s", what, why)
+
+
+# ------------------------------------------------------------------------------------------------------------ driver
+
+
+def _connect(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    job_config: Any = given.get("job_config")
+    drives = given.get("mode") == sys.modules["ray"].SCRIPT_MODE and not _is_rays_own_program()
+    drives = drives and job_config is not None and not job_config._client_job
+    if drives:
+        try:
+            _begin()
+            if setup.get_telemetry_handle() is not None:
+                job_config.set_runtime_env(setup.telemetry_runtime_env(job_config.runtime_env))
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            _leave_alone("this driver", repr(error))
+    result = original(*args, **kwargs)
+    if drives:
+        setup.attach_to_cluster()
+    return result
+
+
+def _is_rays_own_program() -> bool:
+    """True in ``ray start``, the dashboard and the like: they may connect to a cluster, and drive nothing."""
+    program = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    home = Path(sys.modules["ray"].__file__ or "").parent
+    return Path(program).name == "ray" or home in Path(program).parents
+
+
+def _begin() -> None:
+    """Starts telemetry under a span of the job, unless the program has started it and has spans of its own."""
+    global _job
+    if setup.get_telemetry_handle() is not None or setup.init_telemetry_driver() is None:
+        return
+    atexit.register(_end, os.getpid())
+    if not is_span_group_enabled("job"):
+        return
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    _job = _trees.umbrella("job", JOB_SPAN, {"rl.run.script": script})
+    _job.begin(otel_var.get(), _began_ns)
+    otel_var.set(trace.set_span_in_context(_job, otel_var.get()))
+    _auto_entry.root = _carrier.without_scopes(_carrier.current())
+
+
+def _end(pid: int) -> None:
+    """At the driver's exit, before Ray's own: ends the job, with the program's exception if there is one."""
+    if pid != os.getpid():
+        return
+    _close_actors()
+    if _job is not None:
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, Exception):
+            _job.record_exception(error)
+            _job.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        _job.end()
+    setup.shutdown_telemetry()
+
+
+def _shutdown(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    _close_actors()
+    return original(*args, **kwargs)
+
+
+def _close_actors() -> None:
+    ray = sys.modules["ray"]
+    if _state.tracing and not _is_client() and ray.is_initialized() and ray._private.worker.global_worker.mode == 0:
+        _flush.flush_workers(_handles.registered(), _FLUSH_S)
+
+
+# ------------------------------------------------------------------------------------------------------ whoever calls
+
+
+def _create(original: Any, actor_class: Any, /, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    _connected()
+    handle = original(actor_class, args, _prepared(_creation, actor_class, kwargs), **options)
+    _handles.register(handle)
+    return handle
+
+
+def _call_method(
+    original: Any, method: Any, /, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+) -> Any:
+    return original(method, args, _prepared(_method_call, method, kwargs), *more, **options)
+
+
+def _call_function(
+    original: Any, function: Any, /, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+) -> Any:
+    _connected()
+    return original(function, args, _prepared(_function_call, function, kwargs), *more, **options)
+
+
+def _connected() -> None:
+    """Connects to a cluster as Ray itself does at a program's first call, which is to be traced already."""
+    if not sys.modules["ray"].is_initialized():
+        from ray._private.auto_init_hook import auto_init_ray
+
+        auto_init_ray()  # type: ignore[no-untyped-call]
+
+
+def _prepared(prepare: Callable[[Any, Any], Any], target: Any, kwargs: Any) -> Any:
+    """Returns the keywords to call with; the user's own where we fail, or have nothing to say."""
+    if not _state.tracing or (kwargs is not None and _carrier.KEYWORD in kwargs):
+        return kwargs
+    try:
+        if _is_client():
+            _leave_alone("a Ray Client", "its actors are made by a server elsewhere")
+            return kwargs
+        if not _names_carrier(prepare(target, sys.modules["ray"]._private.worker.global_worker)):
+            return kwargs
+        carrier = _carrier.sent()
+        if "traceparent" not in carrier and _auto_entry.root:
+            sent = {"raytrace": f"|{time_ns()},{_carrier.NODE}"}
+            carrier = {**_auto_entry.root, **sent, **carrier}
+        return {**(kwargs or {}), _carrier.KEYWORD: carrier} if carrier else kwargs
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _leave_alone(repr(target), repr(error))
+        return kwargs
+
+
+def _is_client() -> bool:
+    client = sys.modules.get("ray.util.client")
+    return client is not None and bool(client.ray.is_connected())
+
+
+def _names_carrier(parameters: Iterable[Parameter] | None) -> bool:
+    return parameters is not None and any(parameter.name == _carrier.KEYWORD for parameter in parameters)
+
+
+def _method_call(method: Any, _worker: Any) -> Any:
+    return method._actor._ray_method_signatures.get(method._method_name)
+
+
+def _creation(actor_class: Any, worker: Any) -> Any:
+    meta = actor_class.__ray_metadata__
+    signatures = meta.method_meta.signatures
+    cls, base = meta.modified_class, getattr(meta.modified_class, "__ray_actor_class__", None)
+    exported = meta.last_export_cluster_and_job == worker.current_cluster_and_job
+    if base is None or _MARK in vars(cls) or exported or not _may_wrap(base, worker):
+        return signatures.get("__init__")
+    setattr(cls, _MARK, True)
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if name != "__init__" and (name.startswith("__") or not _is_users(vars(cls).get(name))):
+            continue
+        if isinstance(inspect.getattr_static(cls, name), FunctionType) and _may_wrap_function(method):
+            label = f"ray.call.{base.__name__}.{name}"
+            setattr(cls, name, _auto_entry.of_method(method, label, name))
+            signatures[name] = list(_wrapping.signature_with_carrier(method).parameters.values())[1:]
+    return signatures.get("__init__")
+
+
+def _is_users(attribute: Any) -> bool:
+    """False for what somebody has added to Ray's copy of a class; Ray's tracing, off, stands around every method."""
+    return attribute is None or getattr(attribute, "__globals__", {}).get("__name__") == _TRACING
+
+
+def _function_call(function: Any, worker: Any) -> Any:
+    inner = function._function
+    exported = function._last_export_cluster_and_job == worker.current_cluster_and_job
+    known = hasattr(inner, _MARK) or exported or function._is_cross_language
+    if not known and isinstance(inner, FunctionType) and _may_wrap(inner, worker) and _may_wrap_function(inner):
+        inner = _auto_entry.of_function(inner, f"ray.call.{inner.__name__}")
+        setattr(inner, _MARK, True)
+        function._function, function._function_signature = inner, None
+    return function._function_signature or inspect.signature(inner).parameters.values()
+
+
+def _may_wrap(thing: Any, worker: Any) -> bool:
+    """False where workers would not get our copy, or two libraries would wrap the same; and for Ray's and our own."""
+    helper = sys.modules.get(_TRACING)
+    if helper is not None and helper._is_tracing_enabled():
+        _leave_alone("Ray", "its own tracing is on")
+        return False
+    if worker.load_code_from_local:
+        _leave_alone("Ray", "workers load their code themselves (code_search_path)")
+        return False
+    return str(thing.__module__).partition(".")[0] not in ("ray", "raytrace_rl")
+
+
+def _may_wrap_function(fn: Any) -> bool:
+    """False for ours, for one that takes carriers already, and for one that is another kind than what it hides."""
+    hidden = inspect.unwrap(fn)
+    ours = str(fn.__module__).partition(".")[0] == "raytrace_rl"
+    return not ours and not _wrapping.names_carrier(fn) and _auto_entry.kind(hidden) == _auto_entry.kind(fn)
+
+
+#: Module, class (or none), function, the parameters that it must have for us to know it, and what goes around it.
+_TARGETS: Final[tuple[tuple[str, str, str, set[str], Callable[..., Any]], ...]] = (
+    ("ray._private.worker", "", "connect", {"mode", "job_config"}, _connect),
+    ("ray", "", "shutdown", set(), _shutdown),
+    ("ray.actor", "ActorClass", "_remote", {"args", "kwargs"}, _create),
+    ("ray.actor", "ActorMethod", "_remote", {"args", "kwargs"}, _call_method),
+    ("ray.remote_function", "RemoteFunction", "_remote", {"args", "kwargs"}, _call_function),
+)
