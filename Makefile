@@ -4,9 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Real engines, of 4 GB: an environment of their own.
+ENGINES ?= .venv-engines
+ENGINES_STAMP := $(ENGINES)/.installed
+# The real verl, with what its worker groups need.
+VERL ?= .venv-verl
+VERL_STAMP := $(VERL)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-failed lint format bench docs-check reference clean
+.PHONY: help demo demo-engines test test-engines test-failed test-verl lint format bench docs-check reference clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,8 +20,17 @@ help: ## list the targets
 demo: $(STAMP) ## run the asynchronous GRPO demo on local Ray and print its goodput
 	$(BIN)/python -m examples.async_grpo
 
+demo-engines: $(ENGINES_STAMP) ## run the GRPO demo with a real vLLM engine and Megatron-core at tensor parallel 2
+	$(ENGINES)/bin/python -m examples.vllm_megatron_grpo
+
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest
+
+test-engines: $(ENGINES_STAMP) ## run the tests with real vLLM and Megatron-core engines, on a CPU
+	$(ENGINES)/bin/python -m pytest tests/engines
+
+test-verl: $(VERL_STAMP) ## run the tests with the real verl's worker groups, on a CPU
+	$(VERL)/bin/python -m pytest tests/test_verl.py
 
 test-failed: $(STAMP) ## run the tests that failed last time, alone
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
@@ -40,11 +55,23 @@ reference: $(STAMP) ## write docs/reference.md anew from the code
 	$(BIN)/python -m docs.reference
 
 clean: ## remove the environment, the caches and the runs of the demo
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
+	rm -rf $(VENV) $(ENGINES) $(VERL) .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
 
 # The stamp is written last, so that an interrupted set-up is done again.
 $(STAMP): pyproject.toml constraints-dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "make: '$(PYTHON) -m venv' failed: Python 3.10 or newer with venv is needed (Debian: python3-venv)"; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev]'
+	@touch $@
+
+$(ENGINES_STAMP): pyproject.toml constraints-engines.txt
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps --requirement constraints-engines.txt --editable .
+	@touch $@
+
+# verl's wheel brings a package "tests" of its own, which would hide ours from Ray's workers.
+$(VERL_STAMP): pyproject.toml constraints-verl.txt
+	@test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --no-deps --requirement constraints-verl.txt --editable .
+	rm -rf $(VERL)/lib/python*/site-packages/tests $(VERL)/lib/python*/site-packages/scripts
 	@touch $@

@@ -20,6 +20,7 @@ from raytrace_rl._fields import RULES
 from raytrace_rl._registry import default_bucket, is_umbrella
 from raytrace_rl.buckets import Bucket
 from raytrace_rl.efficiency import efficiency_categories
+from raytrace_rl.integrations import megatron, torch, vllm
 from raytrace_rl.lint.classes import Classes
 from raytrace_rl.lint.dispatches import Dispatches
 from raytrace_rl.lint.groups import Groups
@@ -163,6 +164,18 @@ def emitted_by_the_package() -> list[Emitted]:
         _HELPED["checkpoint_finalize_span"]("<algorithm>"),
         Emitted("<job>.started", RLSpanGroup.JOB, "every job span, at its start, with no length of its own"),
         Emitted("rl.data_plane.<operation>", RLSpanGroup.DATA_PLANE, "`traced_data_plane`; `per_prompt` in its scope"),
+        Emitted(vllm.LOAD_SPAN, RLSpanGroup.MODEL_INIT, "`integrations.vllm.load_model_span`"),
+        Emitted(vllm.GENERATE_SPAN, RLSpanGroup.GENERATION, "`trace_engine`; `per_prompt` in its scope"),
+        Emitted(vllm.BUSY_SPAN, RLSpanGroup.GENERATION, "`trace_engine`, inside a `per_prompt_scope`"),
+        Emitted(f"{vllm.REQUEST_SPAN}, .queued, .prefill, .decode", RLSpanGroup.PER_PROMPT, "`trace_engine`"),
+        Emitted(vllm.REFIT_SPAN, RLSpanGroup.DATA_PLANE, "`trace_engine`, `integrations.vllm.refit_span`"),
+        Emitted("rl.vllm.sleep, rl.vllm.wake", RLSpanGroup.DATA_PLANE, "`trace_engine`"),
+        Emitted("rl.megatron.log_probs", RLSpanGroup.LOGPROB, "`integrations.megatron.log_prob_span`"),
+        Emitted("rl.megatron.forward_backward", RLSpanGroup.POLICY_UPDATE, "`forward_backward_span`"),
+        Emitted("rl.megatron.optimizer", RLSpanGroup.POLICY_UPDATE, "`optimizer_span`"),
+        Emitted("rl.megatron.weight_export", RLSpanGroup.DATA_PLANE, "`weight_export_span`"),
+        Emitted("rl.megatron.timer.<timer>", megatron.MEGATRON_TIMER, "`trace_megatron_timers`"),
+        Emitted("rl.collective.<function>", torch.COLLECTIVE, "`integrations.torch.trace_collectives`"),
     ]
     return found + [_HELPED["efficiency_span"](category) for category in efficiency_categories()]
 

@@ -56,7 +56,7 @@ class Process:
         self._table: OpenTable | None = None
         self._liveness: Liveness | None = None
         self._heartbeat: Heartbeat | None = None
-        #: What asks for the node's relay; None where nothing is sent.
+        #: What asks for the node's relay, if it needs one; None without a spool.
         self.asker: Asker | None = None
         self._sink: Sink = NoSink()
         self._open()
@@ -108,8 +108,14 @@ class Process:
         path, link = writer.paths(".open")
         self._table = OpenTable(path, writer.header(0))
         _link(path, link)
-        if config.exporter == "otlp" and config.run_id is not None:
-            self.asker = Asker(place.directory, config.run_id, config.relay_idle_s)
+        if config.run_id is not None:
+            self.asker = Asker(
+                place.directory,
+                config.run_id,
+                idle_s=config.relay_idle_s,
+                bound_bytes=bound,
+                sends=config.exporter == "otlp",
+            )
         self._heartbeat = Heartbeat(
             writer,
             self._table,

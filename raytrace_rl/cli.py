@@ -1,4 +1,4 @@
-"""The command line: ``raytrace-rl report``, ``stuck``, ``export``, ``lint`` and ``groups``. One function a subcommand.
+"""The command line: ``report``, ``stuck``, ``diff``, ``export``, ``push``, ``lint``, ``groups``, each a function.
 
 Exit codes: 0 fine, 1 findings (subcommands that look for them), 2 usage or unreadable input, with one line that says
 why on stderr.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from raytrace_rl import _cli_stuck
+from raytrace_rl import _cli_push, _cli_run, _cli_stuck
 from raytrace_rl._version import VERSION
 from raytrace_rl.monitor import spool_files
 from raytrace_rl.monitor.export import FORMATS, export
@@ -88,6 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"raytrace-rl {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+    command = commands.add_parser("run", help="run a command with telemetry on and its Ray calls traced; then sum up")
+    _cli_run.add_options(command)
+    command.set_defaults(run_subcommand=_run, prints=False)
+
     command = commands.add_parser("report", help="goodput, steps, spans, processes and what was lost")
     command.add_argument("RUN", help=_RUN_HELP)
     command.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
@@ -98,11 +102,22 @@ def _parser() -> argparse.ArgumentParser:
     _cli_stuck.add_options(command, _duration)
     command.set_defaults(run_subcommand=_stuck, prints=True)
 
+    command = commands.add_parser("diff", help="what got slower from one run to another: spans, ranks, buckets")
+    command.add_argument("RUN_A", help=_RUN_HELP)
+    command.add_argument("RUN_B", help="the run that is compared with it")
+    command.add_argument("--json", action="store_true", help="print the difference as JSON (schema in docs/diff.md)")
+    command.set_defaults(run_subcommand=_diff, prints=True)
+
     command = commands.add_parser("export", help="write the run's spans in a standard file form")
     command.add_argument("RUN", help=_RUN_HELP)
     command.add_argument("--format", required=True, choices=FORMATS, help="form of the file")
     command.add_argument("--out", required=True, metavar="PATH", help="file to write, - for standard output")
     command.set_defaults(run_subcommand=_export, prints=False)
+
+    command = commands.add_parser("push", help="send over OTLP what a run left behind (OTEL_EXPORTER_OTLP_* say where)")
+    command.add_argument("RUN", help="run directory")
+    _cli_push.add_options(command, _duration)
+    command.set_defaults(run_subcommand=_push, prints=True)
 
     command = commands.add_parser("lint", help="wiring and naming mistakes in a source tree")
     command.add_argument("PATH", nargs="+", help="Python file, or directory of them")
@@ -160,6 +175,13 @@ def _bring_home(path: str) -> None:
                 seal.adopt_orphans(str(directory))
 
 
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return _cli_run.run(options, _load)
+    except _cli_run.RunUsageError as error:
+        raise _UsageError(str(error)) from None
+
+
 def _report(options: argparse.Namespace) -> int:
     run = _load(options.RUN)
     if options.json:
@@ -171,6 +193,14 @@ def _report(options: argparse.Namespace) -> int:
 
 def _stuck(options: argparse.Namespace) -> int:
     return FINDINGS if _cli_stuck.run(options) else OK
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from raytrace_rl.monitor import diff, text_diff
+
+    found = diff.diff(_load(options.RUN_A), _load(options.RUN_B))
+    print(json.dumps(found, indent=2) + "\n" if options.json else text_diff.render(found), end="")
+    return OK
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -199,6 +229,13 @@ def _export(options: argparse.Namespace) -> int:
         raise
     _say(f"{written} spans written to {options.out}")
     return OK
+
+
+def _push(options: argparse.Namespace) -> int:
+    try:
+        return OK if _cli_push.run(options) else FINDINGS
+    except _cli_push.NothingToPushError as error:
+        raise _UsageError(str(error)) from None
 
 
 def _lint(options: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ projection: Final = Projection()
 _NEMO_RL_ONLY: Final = frozenset({"export_strategy", "export_rank", "export_sample_rate", "sampler_enabled"})
 
 #: Variables with our prefix that are no fields.
-_OTHER_VARIABLES: Final = frozenset({"WORKER_GROUP", "CAPTURE_CONTENT", "ATTEMPT", "RESOURCE_ATTRIBUTES"})
+_OTHER_VARIABLES: Final = frozenset({"WORKER_GROUP", "CAPTURE_CONTENT", "ATTEMPT", "RESOURCE_ATTRIBUTES", "AUTO_RAY"})
 
 
 class ConfigError(ValueError):
