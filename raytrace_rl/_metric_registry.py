@@ -5,6 +5,7 @@ Names and behaviour follow the registry that NeMo-RL's telemetry stands on.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from raytrace_rl import _cardinality, _numbers, _state, semconv
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.setup import get_telemetry_handle
-from raytrace_rl.vocabulary import METRIC_KINDS
+from raytrace_rl.vocabulary import METRIC_KINDS, RL_METRIC_GROUP, claimed, hold
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-#: The group of all ``rl.*`` series.
-RL_METRIC_GROUP: Final = "rl"
-
+#: OpenTelemetry specification, "Metrics API", "Instrument name syntax"; names compare without regard to case there, so
+#: one spelling for a series.
+_NAME: Final = re.compile(r"[a-z][a-z0-9_./-]{0,254}")
 #: What records a value of each kind.
 _EMIT: Final = {"gauge": "set", "counter": "add", "up_down_counter": "add", "histogram": "record"}
 
@@ -37,7 +38,8 @@ class MetricSpec:
         description: One sentence.
 
     Raises:
-        ValueError: Key or name is empty, the name is one of ``dl.*`` (NeMo's own), or the kind does not exist.
+        ValueError: The key is empty, the name is none that an instrument can have or one of ``dl.*`` and ``nv.dl.*``
+            (NeMo's own), or the kind does not exist.
     """
 
     key: str
@@ -49,8 +51,12 @@ class MetricSpec:
     def __post_init__(self) -> None:
         if not self.key or not self.name:
             raise ValueError(f"a metric needs a key and a name: {self.key!r}, {self.name!r}")
-        if self.name.startswith("dl."):
-            raise ValueError(f"series {self.name!r}: dl.* belongs to NeMo; rl.<subsystem>.<metric> is ours")
+        if self.name.startswith(("dl.", "nv.dl.")):
+            raise ValueError(f"series {self.name!r}: dl.* and nv.dl.* belong to NeMo; rl.<subsystem>.<metric> is ours")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"series {self.name!r:.80}: a lower-case letter, then at most 254 more, digits, '_', '.', '-' and '/'"
+            )
         if self.kind not in METRIC_KINDS:
             raise ValueError(f"kind {self.kind!r} of series {self.name!r}: one of {', '.join(sorted(METRIC_KINDS))}")
 
@@ -79,7 +85,8 @@ def register_metric_group(group: str, specs: Iterable[MetricSpec], *, allow_over
         allow_override: A series replaces the one that has its key or name.
 
     Raises:
-        ValueError: The group has no name, or two different series have the same key or the same name.
+        ValueError: The group has no name, two different series have the same key or the same name, or another group
+            has a series of the name with another kind or unit. One with the same is shared, with a warning.
     """
     if not group:
         raise ValueError("a metric group needs a name")
@@ -93,6 +100,7 @@ def register_metric_group(group: str, specs: Iterable[MetricSpec], *, allow_over
                 raise ValueError(f"metric group {group!r}: {spec} clashes with {other}")
             del known[other.key]
         known[spec.key] = spec
+    hold(claimed(((spec.name, spec.kind, spec.unit) for spec in known.values()), group))
     entry.specs = known
     _groups.setdefault(group, entry)
 

@@ -10,17 +10,23 @@ from typing import Any, Final
 
 from raytrace_rl import _metrics_pipeline, _state, semconv
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl._metric_registry import RL_METRIC_GROUP, MetricSpec, record_metrics, register_metric_group
+from raytrace_rl._metric_registry import MetricSpec, record_metrics, register_metric_group
 from raytrace_rl._setup_timing import SETUP_TIMING_PREFIX, map_setup_seconds
 from raytrace_rl.efficiency import efficiency_categories, efficiency_key, efficiency_measurements
 from raytrace_rl.setup import get_telemetry_handle
-from raytrace_rl.vocabulary import TeedMetric, as_scalar, registry_key, teed_metrics
+from raytrace_rl.vocabulary import (
+    RL_EFFICIENCY_SECONDS_METRIC,
+    RL_METRIC_GROUP,
+    RL_SETUP_DURATION_METRIC,
+    TeedMetric,
+    as_scalar,
+    registry_key,
+    teed_metrics,
+)
 
-RL_EFFICIENCY_SECONDS_METRIC: Final = "rl.efficiency.seconds"
 RL_EFFICIENCY_CATEGORY_ATTR: Final = "rl.efficiency.category"
 RL_EFFICIENCY_MEASUREMENT_ATTR: Final = "rl.efficiency.measurement"
 RL_EFFICIENCY_WINDOW_ATTR: Final = "rl.efficiency.window"
-RL_SETUP_DURATION_METRIC: Final = "rl.setup.duration"
 RL_SETUP_PHASE_ATTR: Final = "rl.setup.phase"
 
 _EFFICIENCY: Final = MetricSpec(

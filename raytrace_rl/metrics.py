@@ -7,7 +7,6 @@ logs them, by way of `vocabulary`; everything is recorded through ``get_telemetr
 from __future__ import annotations
 
 from raytrace_rl._metric_registry import (
-    RL_METRIC_GROUP,
     MetricSpec,
     record_metrics,
     register_metric_group,
@@ -17,9 +16,7 @@ from raytrace_rl._setup_timing import SETUP_TIMING_PREFIX, SetupTimingMetrics, m
 from raytrace_rl._tee import (
     RL_EFFICIENCY_CATEGORY_ATTR,
     RL_EFFICIENCY_MEASUREMENT_ATTR,
-    RL_EFFICIENCY_SECONDS_METRIC,
     RL_EFFICIENCY_WINDOW_ATTR,
-    RL_SETUP_DURATION_METRIC,
     RL_SETUP_PHASE_ATTR,
     TeeingLogger,
     map_efficiency_seconds,
@@ -27,6 +24,7 @@ from raytrace_rl._tee import (
     tee_rl_metrics_to_otel,
 )
 from raytrace_rl.efficiency import efficiency_measurements
+from raytrace_rl.vocabulary import RL_EFFICIENCY_SECONDS_METRIC, RL_METRIC_GROUP, RL_SETUP_DURATION_METRIC
 
 __all__ = [
     "RL_EFFICIENCY_CATEGORY_ATTR",

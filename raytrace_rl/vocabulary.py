@@ -31,6 +31,18 @@ _NAME: Final = re.compile(r"rl(\.[a-z0-9_]+)+")
 #: OpenTelemetry specification, "Metrics API", "Instrument name syntax".
 _MAX_NAME: Final = 255
 
+#: Seconds of each efficiency category; the tee's own, as the next is.
+RL_EFFICIENCY_SECONDS_METRIC: Final = "rl.efficiency.seconds"
+#: Seconds of each phase of startup.
+RL_SETUP_DURATION_METRIC: Final = "rl.setup.duration"
+_OWN: Final = frozenset({RL_EFFICIENCY_SECONDS_METRIC, RL_SETUP_DURATION_METRIC})
+
+#: Who declares each series of the process, and as what: name to (kind, unit, metric group). Two kinds or units under
+#: one name are two series that no backend can tell apart (OpenTelemetry SDK specification, "Duplicate instrument
+#: registration"). Rows are of the group in which the tee records them.
+_claims: dict[str, tuple[str, str, str]] = {}
+RL_METRIC_GROUP: Final = "rl"
+
 
 def as_scalar(value: Any) -> float | None:
     """Returns a logged value as a float; None for booleans and what is no number.
@@ -64,7 +76,7 @@ class TeedMetric:
 
     Raises:
         ValueError: The name is not of lower-case words joined by dots of which ``rl`` is the first, belongs to the
-            monitor, or is longer than 255 characters; the key is empty; the kind does not exist.
+            monitor or the tee, or is longer than 255 characters; the key is empty; the kind does not exist.
     """
 
     logger_key: str
@@ -81,6 +93,8 @@ class TeedMetric:
                 f"series {self.name!r} of logger key {self.logger_key!r}: write rl.<subsystem>.<metric>, in lower-case "
                 "letters, digits and '_'"
             )
+        if self.name in _OWN:
+            raise ValueError(f"series {self.name!r} is the tee's own; give {self.logger_key!r} a series of its own")
         if _ROLLED_UP.fullmatch(self.name):
             raise ValueError(f"series {self.name!r}: goodput and buckets are summed by the monitor, from spans")
         if self.kind not in METRIC_KINDS:
@@ -92,6 +106,39 @@ class TeedMetric:
     def key(self) -> str:
         """Registry key, from the series name."""
         return registry_key(self.name)
+
+
+def claimed(series: Iterable[tuple[str, str, str]], group: str) -> dict[str, tuple[str, str, str]]:
+    """Returns the claims on series with those of ``group`` added, for `hold` to keep.
+
+    Args:
+        series: Name, kind and unit of each.
+        group: The metric group that they are of.
+
+    Raises:
+        ValueError: Another group holds one of the names with another kind or unit.
+    """
+    claims = dict(_claims)
+    for name, kind, unit in series:
+        held = claims.get(name)
+        if held is None or held[2] == group:
+            claims[name] = (kind, unit, group)
+        elif held[:2] != (kind, unit):
+            raise ValueError(
+                f"series {name!r} of metric group {held[2]!r} is a {held[0]} (unit {held[1]!r}); "
+                f"group {group!r} claims it as a {kind} (unit {unit!r})"
+            )
+        else:
+            _state.warn_once(
+                f"shared:{name}:{group}", "Metric groups %r and %r both record series %r.", held[2], group, name
+            )
+    return claims
+
+
+def hold(claims: dict[str, tuple[str, str, str]]) -> None:
+    """Keeps what `claimed` returned."""
+    global _claims
+    _claims = claims
 
 
 _rows: dict[str, TeedMetric] = {}
@@ -107,7 +154,7 @@ def register_teed_metrics(rows: Iterable[TeedMetric]) -> None:
 
     Raises:
         ValueError: Two different rows have the same logger key, series or registry key: one would never be recorded,
-            or both into one series.
+            or both into one series. Or a metric group has the series, with another kind or unit.
     """
     global _rows
     known = dict(_rows)
@@ -120,6 +167,7 @@ def register_teed_metrics(rows: Iterable[TeedMetric]) -> None:
         if other is not None and other != row:
             raise ValueError(f"series {row.name!r} is already declared by {other}; {row} claims it too")
         known[row.logger_key] = by_key[row.key] = row
+    hold(claimed(((row.name, row.kind, row.unit) for row in known.values()), RL_METRIC_GROUP))
     _rows = known  # replaced whole: a tee on another thread iterates over the old one
 
 

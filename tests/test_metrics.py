@@ -49,6 +49,7 @@ def _registries(monkeypatch):
         }
     monkeypatch.setattr(_metric_registry, "_groups", groups)
     monkeypatch.setattr(vocabulary, "_rows", {})
+    monkeypatch.setattr(vocabulary, "_claims", {})
     monkeypatch.setattr(_tee, "_declared", ())
     monkeypatch.setattr(efficiency, "_categories", dict(efficiency._categories))
     register_teed_metrics(ROWS)
@@ -162,7 +163,14 @@ def test_a_clash_is_an_error_and_adds_nothing(clash):
     assert registered_metric_groups()["mine"] == (clash,)
 
 
-@pytest.mark.parametrize("fields", [("", "mine.a"), ("a", ""), ("a", "dl.loss"), ("a", "mine.a", "summary")])
+@pytest.mark.parametrize("name", ["", "dl.loss", "nv.dl.x", "rl.A.B", "x" * 300, "9.a"])
+def test_a_name_that_no_series_can_have_is_refused(name):
+    """Catches a series in somebody else's namespace, and one that OpenTelemetry would refuse on the way."""
+    with pytest.raises(ValueError, match=r"metric|series"):
+        MetricSpec("a", name)
+
+
+@pytest.mark.parametrize("fields", [("", "mine.a"), ("a", "mine.a", "summary")])
 def test_a_series_that_cannot_be_used_is_refused(fields):
     """Catches a declaration that only fails, or does harm, when it is recorded."""
     with pytest.raises(ValueError, match=r"metric|series|kind"):
@@ -345,13 +353,37 @@ def test_rows_that_come_after_the_first_tee_take_effect_at_the_next(run):
     assert values(run.run_dir, "rl.reward.mean") == [1.0, 2.0]
 
 
-def test_a_row_that_clashes_with_a_series_of_the_library_is_named_and_costs_no_other(run, caplog):
-    """Catches a user's row that would record into ``rl.setup.duration``, or that silences every row."""
-    register_teed_metrics([TeedMetric("mine", "rl.setup.duration", unit="h")])
+@pytest.mark.parametrize("name", ["rl.setup.duration", "rl.efficiency.seconds"])
+def test_a_row_cannot_have_a_series_of_the_tee(name):
+    """Catches a user's row that would record into ``rl.setup.duration``."""
+    with pytest.raises(ValueError, match="tee's own"):
+        TeedMetric("mine", name)
+
+
+def test_a_series_of_another_group_with_another_kind_or_unit_is_a_clash(sdk):
+    """Catches two libraries that write different things under one name, which no backend can tell apart."""
+    register_metric_group("liba", [MetricSpec("depth", "rl.buffer.depth", "gauge", "1")])
+    for clash in (MetricSpec("d", "rl.buffer.depth", "counter", "1"), MetricSpec("d", "rl.buffer.depth", unit="By")):
+        with pytest.raises(ValueError, match=r"'rl\.buffer\.depth' of metric group 'liba' is a gauge"):
+            register_metric_group("libb", [MetricSpec("own", "libb.own"), clash])
+    assert "libb" not in registered_metric_groups()
+    with pytest.raises(ValueError, match="'liba'"):
+        register_teed_metrics([TeedMetric("buffer_size", "rl.buffer.depth", "histogram", "s")])
+    assert "buffer_size" not in {row.logger_key for row in vocabulary.teed_metrics()}
+    register_teed_metrics([TeedMetric("queue", "rl.queue.depth", unit="1")])
+    with pytest.raises(ValueError, match="'rl'"):
+        register_metric_group("libb", [MetricSpec("d", "rl.queue.depth", "counter", "1")])
+
+
+def test_a_series_that_two_groups_declare_alike_is_shared(sdk, caplog):
+    """Catches an import that fails because two libraries agree, and one of which nobody hears."""
+    spec = MetricSpec("depth", "gym.queue.depth", unit="1")
+    register_metric_group("liba", [spec])
     for _ in range(2):
-        tee({"mine": 3.0, "reward": 1.0})
-    assert caplog.text.count("'mine'") == 1
-    assert values(run.run_dir, "rl.reward.mean") == [1.0, 1.0]
+        register_metric_group("libb", [spec])
+    assert [record.getMessage() for record in caplog.records] == [
+        "Metric groups 'liba' and 'libb' both record series 'gym.queue.depth'."
+    ]
 
 
 def test_nothing_is_teed_while_telemetry_is_off(caplog):

@@ -214,7 +214,7 @@ PROGRAM = textwrap.dedent(
 @pytest.fixture
 def program(monkeypatch) -> Any:
     """The program with its prefix changed; what it registers of metrics is taken back."""
-    rl_group: Any = _metric_registry._groups[_metric_registry.RL_METRIC_GROUP]
+    rl_group: Any = _metric_registry._groups[vocabulary.RL_METRIC_GROUP]
     monkeypatch.setattr(rl_group, "specs", dict(rl_group.specs))
     monkeypatch.setattr(vocabulary, "_rows", dict(vocabulary._rows))
     monkeypatch.setattr(_tee, "_declared", ())
