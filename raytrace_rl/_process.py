@@ -228,13 +228,14 @@ class Process:
 
 
 class _ForkedSink:
-    """What a forked child has until its first record, and then opens a spool of its own: idle children cost none."""
+    """What a forked child has until its first span or record; then it opens a spool of its own. An idle one has none."""
 
     def __init__(self, parent: Process) -> None:
         self.parent = parent
         self._lock = threading.RLock()
 
-    def _opened(self) -> Sink | None:
+    def open_spool(self) -> Sink | None:
+        """Opens the child's spool unless that is done; returns it, or None where there can be none."""
         global current
         with self._lock:
             if _state.writer is self:
@@ -251,17 +252,19 @@ class _ForkedSink:
                     _state.handle.moved_to(current)
                 # Spans that this child has begun already are of the epoch that the fork began.
                 _state.open_spans, _state.epoch = open_spans, epoch
+                for span in list(open_spans):
+                    span.enter_table()
         writer: Sink | None = _state.writer
         return writer if writer is not self else None
 
     def append_record(self, record: bytes) -> bool:
         """Opens the child's spool and places the record in it."""
-        sink = self._opened()
+        sink = self.open_spool()
         return sink is not None and sink.append_record(record)
 
     def append(self, kind: int, payload: bytes) -> bool:
         """Opens the child's spool and places the record in it."""
-        sink = self._opened()
+        sink = self.open_spool()
         return sink is not None and sink.append(kind, payload)
 
 

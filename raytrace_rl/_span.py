@@ -164,8 +164,29 @@ class RecordingSpan(SpanApi):
             except (IndexError, ValueError, AttributeError) as error:
                 if is_interrupt(error):
                     raise
+                if table is None:
+                    self._begin_spool()
                 # else more spans are open than slots, or the spool is closing: the heartbeat notes this one
         _state.open_spans[self] = None
+
+    def _begin_spool(self) -> None:
+        """Has a forked child open its spool with its first span, which a kill in its midst would else lose."""
+        open_spool = getattr(_state.writer, "open_spool", None)
+        if open_spool is not None:
+            open_spool()
+            self.enter_table()
+
+    def enter_table(self) -> None:
+        """Takes a slot of the table of open spans, if there is one: for a span that began before the table."""
+        table = _state.table
+        length = len(self._head)
+        if table is not None and not self.slot and length <= MAX_HEAD:
+            try:
+                self.slot = slot = table.free.pop()
+                table.buffer[slot : slot + length + 2] = LENGTHS[length] + self._head
+            except (IndexError, ValueError) as error:
+                if is_interrupt(error):
+                    raise
 
     def _slow_tail(self, scopes: _scopes.Scopes | None) -> bytes:
         """Encodes what follows the start time, where a cached form will not do."""

@@ -299,18 +299,23 @@ def test_parent_is_alive_when_its_child_has_ended(tmp_path: Path):
     assert names(run)["worker"] == ["child"] * 5
 
 
-def test_killed_child_leaves_its_open_span(tmp_path: Path):
+@pytest.mark.parametrize("before", [[], ["done"]])
+@pytest.mark.parametrize("inside", [[], ["inside"]])
+def test_killed_child_leaves_its_open_span(tmp_path: Path, before: list[str], inside: list[str]):
     """A child that is killed in its first span after the fork leaves no trace of it."""
     run = forking(
         tmp_path / "run",
-        """
+        f"""
         start()
         import signal
         read_end, write_end = os.pipe()
 
         def work():
-            some("done", 1)
+            for name in {before}:
+                some(name, 1)
             with managed_span("generation", "open"):
+                for name in {inside}:
+                    some(name, 1)
                 os.write(write_end, b"x")
                 time.sleep(60)
 
@@ -320,7 +325,10 @@ def test_killed_child_leaves_its_open_span(tmp_path: Path):
         os.waitpid(pid, 0)
         """,
     )
-    assert [(row.name, row.truncated) for row in run.spans] == [("done", False), ("open", True)]
+    assert sorted((row.name, row.truncated) for row in run.spans) == sorted(
+        [(name, False) for name in before + inside] + [("open", True)]
+    )
+    assert len({row.parent_span_id for row in run.spans if row.name == "inside"} - {None}) == len(inside)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
