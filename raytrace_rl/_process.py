@@ -228,7 +228,7 @@ class Process:
 
 
 class _ForkedSink:
-    """What a forked child has until its first span or record; then it opens a spool of its own. An idle one has none."""
+    """What a forked child has until its first span or record; then it opens a spool of its own, and idle ones none."""
 
     def __init__(self, parent: Process) -> None:
         self.parent = parent
