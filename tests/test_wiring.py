@@ -14,6 +14,8 @@ from raytrace_rl.testing import assert_wired
 
 ROOT = Path(__file__).parent.parent
 _DISPATCH = "dispatch_with_trace_context"
+#: How the methods of worker groups begin, which are called as they are.
+_OF_GROUPS = ("run_", "execute_")
 TREES = ("raytrace_rl", "examples", "benchmarks")
 
 
@@ -69,9 +71,10 @@ def _without(source: _Source, call: ast.Call) -> str | None:
     """Returns the file without the carrier that ``call`` itself brings; None if it brings none."""
     if _name(call.func) == "traced":  # traced(x) -> x
         return source.replaced(call, source.part(call.args[0]))
-    if _name(call.func) == _DISPATCH:  # dispatch_with_trace_context(t, a) -> t.remote(a)
+    if _name(call.func) == _DISPATCH:  # dispatch_with_trace_context(t, a) -> t.remote(a), of a group t(a)
         rest = ", ".join(source.part(argument) for argument in (*call.args[1:], *call.keywords))
-        return source.replaced(call, f"{source.part(call.args[0])}.remote({rest})")
+        of_group = _name(call.args[0]).startswith(_OF_GROUPS)
+        return source.replaced(call, f"{source.part(call.args[0])}{'' if of_group else '.remote'}({rest})")
     if any(isinstance(arg, (ast.Name, ast.Attribute)) and _name(arg) == _DISPATCH for arg in call.args):
         raise AssertionError("a reference to the dispatch itself: teach this test how to take its carrier away")
     if _name(call.func) == "trace_context_kwargs":  # **trace_context_kwargs() -> **{}

@@ -42,6 +42,13 @@ OPENERS: Final[dict[str, Opener]] = {
     "efficiency_span": Opener(umbrella=False),
     "start_efficiency_span": Opener(umbrella=False),
     "checkpoint_finalize_span": Opener(umbrella=False),
+    "torch.gpu_span": Opener(0, 1),
+    "vllm.load_model_span": Opener(umbrella=True),
+    "vllm.refit_span": Opener(umbrella=False),
+    "megatron.log_prob_span": Opener(umbrella=False),
+    "megatron.forward_backward_span": Opener(umbrella=False),
+    "megatron.optimizer_span": Opener(umbrella=False),
+    "megatron.weight_export_span": Opener(umbrella=False),
 }
 
 TIMER: Final = "Timer"
@@ -57,6 +64,8 @@ VIEWS: Final = frozenset({TRACED, "data_plane.traced_data_plane"})
 TRACED_ACTOR: Final = "TracedActor"
 #: A traced actor that keeps the context of its constructor for its threads.
 TRACED_COLLECTOR: Final = "collector.TracedCollector"
+#: Classes of ours whose subclasses are traced actors.
+TRACED_ACTORS: Final = frozenset({TRACED_ACTOR, TRACED_COLLECTOR, "megatron.TracedMegatronWorker"})
 INIT_WORKER: Final = "init_telemetry_worker"
 #: The keyword that a carrier travels in.
 KEYWORD: Final = "_otel_carrier"

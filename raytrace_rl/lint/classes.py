@@ -114,13 +114,13 @@ class Classes:
 
     def is_traced_actor(self, owner: Definition) -> bool:
         """True for a subclass of `TracedActor`."""
-        return self._derives(owner, {api.TRACED_ACTOR, api.TRACED_COLLECTOR})
+        return self._derives(owner, api.TRACED_ACTORS)
 
     def is_collector(self, owner: Definition) -> bool:
         """True for a subclass of `TracedCollector`."""
-        return self._derives(owner, {api.TRACED_COLLECTOR})
+        return self._derives(owner, frozenset({api.TRACED_COLLECTOR}))
 
-    def _derives(self, owner: Definition, names: set[str]) -> bool:
+    def _derives(self, owner: Definition, names: frozenset[str]) -> bool:
         return any(
             self.project.api(cls.module, base) in names
             for cls in self.line(owner)[0]
@@ -133,7 +133,7 @@ class Classes:
 
     def _is_empty_base(self, module: Module, base: ast.expr) -> bool:
         name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-        return name in _EMPTY_BASES or self.project.api(module, base) == api.TRACED_ACTOR
+        return name in _EMPTY_BASES or self.project.api(module, base) in api.TRACED_ACTORS
 
     # ---------------------------------------------------------------------------------------------------------- actors
 
@@ -143,7 +143,7 @@ class Classes:
         found = {owner for owner in self._all_classes() if self._looks_like_actor(owner)} | set(self._made_remote())
         bases = {base for owner in found for base in self.line(owner)[0]}
         below = (owner for owner in self._all_classes() if owner not in bases and self._inherits(owner, found))
-        return [*bases, *below]
+        return sorted({*bases, *below}, key=lambda owner: (owner.module.shown, owner.node.lineno))
 
     @cached_property
     def actor_methods(self) -> dict[str, list[Definition]]:
@@ -154,6 +154,16 @@ class Classes:
                 method = owner.module.definitions.get(f"{owner.name}.{node.name}")
                 if method is not None:
                     found.setdefault(node.name, []).append(method)
+        return found
+
+    @cached_property
+    def methods(self) -> dict[str, list[Definition]]:
+        """Name to the methods of all classes that have it."""
+        found: dict[str, list[Definition]] = {}
+        for module in self.project.interesting:
+            for definition in module.definitions.values():
+                if self.owner(definition) is not None:
+                    found.setdefault(definition.node.name, []).append(definition)
         return found
 
     @cached_property

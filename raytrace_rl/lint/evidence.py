@@ -68,7 +68,9 @@ class Evidence:
                 name = self.project.api(module, part.func)
                 if name == api.KWARGS or any(keyword.arg == api.KEYWORD for keyword in part.keywords):
                     return YES
-                function = self.project.definition(module, part.func) or self.handles.own_method(module, part.func)
+                function = self.project.definition(module, part.func) or self.handles.callers.own_method(
+                    module, part.func
+                )
                 if function is not None and self._returns_carrier(function, depth + 1):
                     return YES
             elif isinstance(part, ast.Constant) and part.value == api.KEYWORD:
@@ -102,7 +104,7 @@ class Evidence:
                 return YES  # whoever calls it is not in the tree: nothing is known, so nothing is said
             found = [((module, call), self.of_call(module, call, depth + 1)) for module, call in calls]
         else:
-            for module, call, argument in self.handles.arguments(function, name, binding.index):
+            for module, call, argument in self.handles.callers.arguments(function, name, binding.index):
                 found.append(((module, call), self.of_value(module, argument, depth + 1)))
         if not any(carry.yes for _, carry in found):
             return NO

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -34,11 +36,24 @@ def find(paths: Iterable[str | os.PathLike[str]]) -> dict[Path, str]:
                 for file in _below(path):
                     found.setdefault(file.absolute(), str(file))
             else:
-                with path.open("rb"):
-                    found.setdefault(path.absolute(), str(path))
+                read(path, 0)
+                found.setdefault(path.absolute(), str(path))
         except OSError as error:
             raise UnreadablePathError(f"{given}: {error.strerror or error}") from error
     return found
+
+
+def read(path: Path, size: int = -1) -> bytes:
+    """Returns the bytes of a file, or the first ``size`` of them.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe, a device or a socket, which may never give anything or never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe waits for a writer
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "No regular file")
+        return file.read(size)
 
 
 def surroundings(files: Iterable[Path]) -> list[Path]:

@@ -13,6 +13,8 @@ from raytrace_rl.lint.project import Project
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+#: What a variable that is asked about the span later is made of.
+_CONDITIONS: Final = (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp, ast.IfExp)
 _ENTERING: Final = frozenset({"enter_context", "enter_async_context", "__enter__"})
 
 
@@ -115,17 +117,21 @@ def _asks(project: Project, module: Module, test: ast.AST, name: str) -> bool:
         if isinstance(node, ast.Name) and node.id == name:
             if not isinstance(module.parents.get(node), ast.Attribute):
                 return True
-        elif isinstance(node, ast.Call) and project.api(module, node.func) == "is_span_group_enabled":
+        elif _asks_of_group(project, module, node):
             return True
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             # enabled = span is not None
             for binding in module.lookup(node.id, node):
-                if binding.kind == "value" and isinstance(binding.node, (ast.Compare, ast.BoolOp, ast.Call)):
+                if binding.kind == "value" and isinstance(binding.node, _CONDITIONS):
                     if any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(binding.node)):
                         return True
-                    if isinstance(binding.node, ast.Call):
-                        return project.api(module, binding.node.func) == "is_span_group_enabled"
+                    if any(_asks_of_group(project, module, part) for part in ast.walk(binding.node)):
+                        return True
     return False
+
+
+def _asks_of_group(project: Project, module: Module, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and project.api(module, node.func) == "is_span_group_enabled"
 
 
 def _catches_attribute_error(handler: ast.ExceptHandler) -> bool:

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeGuard
 
 from raytrace_rl.lint import api
+from raytrace_rl.lint.callers import Callers
 from raytrace_rl.lint.classes import Classes
 from raytrace_rl.lint.module import Definition, Module
-from raytrace_rl.lint.scopes import Binding
+from raytrace_rl.lint.scopes import OUTSIDE, Binding
 
 _MAX_DEPTH: Final = 14
 #: Of one question; circles of parameters and attributes could be followed for ever.
 _MAX_STEPS: Final = 2000
 #: Functions of one container that give back what it holds.
-_PASSING: Final = frozenset({"list", "tuple", "set", "sorted", "reversed", "iter", "next", "cycle", "choice", "deque"})
+_PASSING: Final = frozenset(
+    {
+        "list", "tuple", "set", "sorted", "reversed", "iter", "next", "cycle", "choice", "deque", "dict", "ActorPool",
+        "nullcontext", "closing", "enter_context",
+    }
+)  # fmt: skip
 #: Methods of containers that give back what it holds.
-_TAKING: Final = frozenset({"pop", "popleft", "get", "values", "copy", "__next__", "get_nowait"})
+_TAKING: Final = frozenset(
+    {"pop", "popleft", "get", "values", "copy", "__next__", "get_nowait", "pop_idle", "setdefault"}
+)
+#: Decorators that make a method an attribute.
+_PROPERTIES: Final = frozenset({"property", "cached_property", "abstractproperty", "getter"})
 
 Place = tuple[Module, ast.AST]
 
@@ -31,7 +41,8 @@ class Held:
 
     Attributes:
         classes: The classes of the tree that it may be a handle of (with ``kind`` class or function: that is it).
-        kind: ``handle``, ``target`` (a class or function itself), ``empty`` (None, an empty list) or ``unknown``.
+        kind: ``handle``, ``target`` (a class or function itself), ``group`` (of workers), ``empty`` (None, an empty
+            list) or ``unknown``.
         traced: It is a view of `traced`: calls through it bring a carrier.
         plain_at: For a parameter that some callers give a view and others do not: those others.
         external: It comes from a class outside the tree.
@@ -45,6 +56,7 @@ class Held:
 
 
 UNKNOWN: Final = Held()
+GROUP: Final = Held(kind="group")
 EMPTY: Final = Held(kind="empty")
 
 
@@ -70,8 +82,10 @@ class Handles:
     def __init__(self, classes: Classes) -> None:
         self.classes = classes
         self.project = classes.project
+        self.callers = Callers(classes)
         self._known: dict[ast.AST, Held] = {}
         self._known_attributes: dict[str, Held] = {}
+        self._known_methods: dict[str, Held] = {}
         #: What is being worked out, with its place in the order; and the first of them that was met again.
         self._underway: dict[ast.AST, int] = {}
         self._met = sys.maxsize
@@ -130,7 +144,7 @@ class Handles:
     # ----------------------------------------------------------------------------------------------------------- names
 
     def _named(self, module: Module, node: ast.Name | ast.Attribute, depth: int) -> Held:
-        target = self.target(module, node)
+        target = self.callers.target(module, node)
         if target is not None:
             return Held(frozenset({target}), "target")
         if isinstance(node, ast.Name):
@@ -142,30 +156,10 @@ class Handles:
             return self._own_attribute(module, node, depth)
         if (qualified := self.project.qualify(module, node)) is not None:
             return self._module_variable(module, qualified, depth)
+        base = self.held(module, node.value, depth)
+        if base.traced and not base.classes and node.attr != "workers":
+            return Held(traced=True, plain_at=base.plain_at)  # a group of a group is a view as well
         return self._any_attribute(node.attr, depth)
-
-    def target(self, module: Module, node: ast.AST) -> Definition | None:
-        """Returns the class or function that an expression is: a name, ``ray.remote(X)``, ``X.options(...)``."""
-        while isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "options":
-                node = node.func.value
-            elif self._is_remote_call(module, node) and node.args:
-                node = node.args[0]
-            else:
-                return None
-        if not isinstance(node, (ast.Name, ast.Attribute)):
-            return None
-        if (found := self.project.definition(module, node)) is not None:
-            return found
-        if isinstance(node, ast.Name):
-            values = [binding for binding in module.lookup(node.id, node) if binding.kind == "value"]
-            if len(values) == 1 and isinstance(values[0].node, ast.Call):
-                return self.target(module, values[0].node)
-        return None
-
-    def _is_remote_call(self, module: Module, call: ast.Call) -> bool:
-        func = call.func.func if isinstance(call.func, ast.Call) else call.func
-        return self.project.qualify(module, func) == "ray.remote"
 
     def _imported(self, module: Module, node: ast.AST, depth: int) -> Held:
         qualified = self.project.qualify(module, node)
@@ -188,7 +182,9 @@ class Handles:
                 if (bindings := self._attribute_bindings(cls, node.attr))
             ]
             if found:
-                return merged(found)
+                # Whoever has the object may put views in: ``group.actors = [traced(each) for each in group.actors]``.
+                put = [self._bound(*each, node.attr, depth) for each in self._put_from_outside.get(node.attr, ())]
+                return merged([*found, *(each for each in put if each.traced)])
         return self._any_attribute(node.attr, depth)
 
     def _any_attribute(self, name: str, depth: int) -> Held:
@@ -207,7 +203,34 @@ class Handles:
             for names in module.attributes.values():
                 for name, bindings in names.items():
                     found.setdefault(name, []).append((module, bindings))
+            for definition in module.definitions.values():
+                if isinstance(definition.node, ast.ClassDef):
+                    for place, name, value in self._fields(definition):
+                        found.setdefault(name, []).append((place, [Binding("value", value)]))
+                elif _is_property(definition):
+                    binding = Binding("definition", definition.node)
+                    found.setdefault(definition.node.name, []).append((module, [binding]))
         return found
+
+    @cached_property
+    def _put_from_outside(self) -> dict[str, list[tuple[Module, list[Binding]]]]:
+        """Attribute to where it is given to an object other than ``self``."""
+        found: dict[str, list[tuple[Module, list[Binding]]]] = {}
+        for module in self.project.interesting:
+            for name, bindings in module.attributes.get(OUTSIDE, {}).items():
+                found.setdefault(name, []).append((module, bindings))
+        return found
+
+    def _fields(self, owner: Definition) -> Iterator[tuple[Module, str, ast.expr]]:
+        """What a dataclass's fields are given where one is made."""
+        fields = [getattr(each.target, "id", "") for each in owner.node.body if _is_field(each)]
+        if fields and f"{owner.name}.__init__" not in owner.module.definitions:
+            for module, call in self.project.calls_of(owner):
+                for name, value in zip(fields, call.args, strict=False):
+                    yield module, name, value
+                for keyword in call.keywords:
+                    if keyword.arg is not None and keyword.arg in fields:
+                        yield module, keyword.arg, keyword.value
 
     def _attribute_bindings(self, owner: Definition, name: str) -> list[Binding]:
         own = owner.module.attributes.get(owner.name, {}).get(name, [])
@@ -226,6 +249,11 @@ class Handles:
             return self.held(module, node, depth)
         if binding.kind == "element":
             return self._element(module, node, binding.index, depth)
+        if binding.kind == "with":
+            return self.held(module, node, depth)
+        if binding.kind == "definition":
+            function = module.definitions.get(module.qualified_name(node))
+            return self._returned(function, depth) if function is not None and _is_property(function) else UNKNOWN
         return UNKNOWN
 
     def _element(self, module: Module, iterable: ast.AST, index: int | None, depth: int) -> Held:
@@ -252,7 +280,7 @@ class Handles:
             return self._created(module, call.args[0], depth)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "remote":
             return self._created(module, call.func.value, depth)
-        target = self.target(module, call)
+        target = self.callers.target(module, call)
         if target is not None:
             return Held(frozenset({target}), "target")
         if isinstance(call.func, ast.Attribute) and call.func.attr == "options":
@@ -264,14 +292,22 @@ class Handles:
             return self.held(module, call.args[0], depth)
         if last in {"list", "dict", "set", "deque", "tuple"} and not call.args:
             return EMPTY
-        function = self.project.definition(module, call.func) or self.own_method(module, call.func)
-        if function is not None and not isinstance(function.node, ast.ClassDef):
-            return self._returned(function, depth)
-        return UNKNOWN
+        function = self.project.definition(module, call.func) or self.callers.own_method(module, call.func)
+        if function is not None:
+            return UNKNOWN if isinstance(function.node, ast.ClassDef) else self._returned(function, depth)
+        return self._any_method(last, depth) if isinstance(call.func, ast.Attribute) else UNKNOWN
+
+    def _any_method(self, name: str, depth: int) -> Held:
+        """``pool.lease()``, of a pool of unknown class: whatever any class's method of that name returns, if a view."""
+        if name not in self._known_methods:
+            self._known_methods[name] = UNKNOWN
+            returned = merged(self._returned(method, depth) for method in self.classes.methods.get(name, ()))
+            self._known_methods[name] = replace(returned, plain_at=()) if returned.traced else UNKNOWN
+        return self._known_methods[name]
 
     def _created(self, module: Module, node: ast.AST, depth: int) -> Held:
         """What ``X.remote(...)`` returns: a plain handle if ``X`` is an actor class, an object reference otherwise."""
-        target = self.target(module, node)
+        target = self.callers.target(module, node)
         if target is None and isinstance(node, (ast.Name, ast.Call, ast.Attribute)):
             held = self.held(module, node, depth)
             if held.kind == "target" and len(held.classes) == 1:
@@ -282,19 +318,11 @@ class Handles:
             return Held(kind="handle", external=True) if outside else UNKNOWN
         return Held(frozenset({target}), "handle") if isinstance(target.node, ast.ClassDef) else UNKNOWN
 
-    def own_method(self, module: Module, func: ast.AST) -> Definition | None:
-        """Returns the method that ``self.method`` is."""
-        if not (isinstance(func, ast.Attribute) and getattr(func.value, "id", "") in {"self", "cls"}):
-            return None
-        owner = module.class_of(func)
-        definition = module.definitions.get(module.qualified_name(owner)) if owner is not None else None
-        return self.classes.method(definition, func.attr)[0] if definition is not None else None
-
     def _returned(self, function: Definition, depth: int) -> Held:
         returned = [
             node.value
             for node in ast.walk(function.node)
-            if isinstance(node, ast.Return)
+            if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom))
             and node.value is not None
             and function.module.function_of(node) is function.node
         ]
@@ -302,11 +330,14 @@ class Handles:
 
     def _parameter(self, module: Module, binding: Binding, name: str, depth: int) -> Held:
         """What the callers of a function give for a parameter; a view pickles to the plain handle on its way to Ray."""
+        if isinstance(binding.node, ast.Lambda):
+            handed = self.callers.of_lambda(module, binding.node, binding.index)
+            return self.held(module, handed, depth) if handed is not None else UNKNOWN
         function = module.definitions.get(module.qualified_name(binding.node))
-        if function is None or isinstance(binding.node, ast.Lambda) or function.node is not binding.node:
+        if function is None or function.node is not binding.node:
             return UNKNOWN
         given: list[tuple[Place, Held]] = []
-        for where, call, argument in self.arguments(function, name, binding.index):
+        for where, call, argument in self.callers.arguments(function, name, binding.index):
             remote = isinstance(call.func, ast.Attribute) and call.func.attr == "remote"
             held = self.held(where, argument, depth)
             given.append(((where, call), replace(held, traced=False, plain_at=()) if remote else held))
@@ -315,47 +346,11 @@ class Handles:
         plain = tuple(place for place, held in given if not held.traced and held.kind != "empty")
         return replace(merged(held for _, held in given), plain_at=plain if len(plain) < len(given) else ())
 
-    def arguments(self, function: Definition, name: str, index: int | None) -> list[tuple[Module, ast.Call, ast.expr]]:
-        """Returns what each known caller of a function gives for the parameter ``name`` at position ``index``."""
-        owner = self.classes.owner(function)
-        static = any(getattr(each, "id", "") == "staticmethod" for each in function.node.decorator_list)
-        position = index - 1 if index is not None and owner is not None and not static else index
-        if owner is not None and function.node.name == "__init__":
-            calls = self._constructions(owner)
-        else:
-            calls = [(module, call, 0) for module, call in self.project.calls_of(function)]
-        found = []
-        for module, call, skipped in calls:
-            argument = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-            if argument is None and position is not None and position >= 0:
-                positional = call.args[skipped : skipped + position + 1]
-                if len(positional) > position and not any(isinstance(each, ast.Starred) for each in positional):
-                    argument = positional[position]
-            if argument is not None:
-                found.append((module, call, argument))
-        return found
 
-    def _constructions(self, owner: Definition) -> list[tuple[Module, ast.Call, int]]:
-        """``Cls(...)``, ``Cls.remote(...)``, ``traced(Cls).remote(...)``, ``dispatch_with_trace_context(Cls, ...)``."""
-        local = [(module, call, 0) for module, call in self.project.calls_of(owner)]
-        return local + self._remote_constructions.get(owner, [])
+def _is_property(function: Definition) -> bool:
+    names = (getattr(each, "attr", getattr(each, "id", "")) for each in function.node.decorator_list)
+    return not _PROPERTIES.isdisjoint(names)
 
-    @cached_property
-    def _remote_constructions(self) -> dict[Definition, list[tuple[Module, ast.Call, int]]]:
-        """Class to where actors of it are made, and how many arguments there are not the constructor's."""
-        found: dict[Definition, list[tuple[Module, ast.Call, int]]] = {}
-        for module in self.project.interesting:
-            for call in module.calls:
-                skipped = 0
-                if isinstance(call.func, ast.Attribute) and call.func.attr == "remote":
-                    node: ast.AST = call.func.value
-                    if isinstance(node, ast.Call) and node.args and self.project.api(module, node.func) in api.VIEWS:
-                        node = node.args[0]
-                elif call.args and self.project.api(module, call.func) == api.DISPATCH:
-                    node, skipped = call.args[0], 1
-                else:
-                    continue
-                target = self.target(module, node)
-                if target is not None and isinstance(target.node, ast.ClassDef):
-                    found.setdefault(target, []).append((module, call, skipped))
-        return found
+
+def _is_field(statement: ast.stmt) -> TypeGuard[ast.AnnAssign]:
+    return isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)

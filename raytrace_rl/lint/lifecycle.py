@@ -29,6 +29,7 @@ def check(handles: Handles, module: Module) -> Iterator[Finding]:
     if not _is_test(module):
         yield from _tracers(handles, module)
         yield from _private_imports(module)
+        yield from _private_attributes(handles, module)
 
 
 # --------------------------------------------------------------------------------------------------------- RT105, RT104
@@ -146,8 +147,40 @@ def _private_imports(module: Module) -> Iterator[Finding]:
 
 def _private(module: Module, node: ast.AST, names: list[str]) -> Iterator[Finding]:
     for name in names:
-        if any(part.startswith("_") and not part.startswith("__") for part in name.split(".")):
+        if any(map(_is_private, name.split("."))):
             yield finding("RT501", module.shown, node, f"{name} is private")
+
+
+def _private_attributes(handles: Handles, module: Module) -> Iterator[Finding]:
+    """``raytrace_rl._state.enabled``, ``getattr(raytrace_rl, "_state")``, ``import_module("raytrace_rl._state")``."""
+    for node in module.by_type.get(ast.Attribute, ()):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            yield from _reached(handles, module, node, node.value, node.attr)
+    for call in module.calls:
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        if name in {"import_module", "__import__"} and texts and _is_of_package(texts[0]):
+            yield from _private(module, call, [texts[0]])
+        elif name in {"getattr", "setattr", "hasattr"} and len(call.args) > 1 and texts and _is_private(texts[0]):
+            yield from _reached(handles, module, call, call.args[0], texts[0])
+
+
+def _reached(handles: Handles, module: Module, node: ast.AST, holder: ast.expr, name: str) -> Iterator[Finding]:
+    dotted = handles.project.qualify(module, holder)
+    # Below what is private already, one finding is enough: where that was imported or reached.
+    ours = dotted is not None and _is_of_package(dotted) and not any(map(_is_private, dotted.split(".")))
+    if ours and f"{dotted}.{name}" not in _imported(module):
+        yield finding("RT501", module.shown, node, f"{dotted}.{name} is private")
+
+
+def _imported(module: Module) -> set[str]:
+    """What ``import a.b.c`` makes reachable."""
+    names = [alias.name for node in module.by_type.get(ast.Import, ()) for alias in getattr(node, "names", ())]
+    return {name.rsplit(".", cut)[0] for name in names for cut in range(name.count(".") + 1)}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _is_of_package(dotted: str) -> bool:

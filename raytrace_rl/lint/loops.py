@@ -19,6 +19,12 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ONE_BY_ONE: Final = frozenset({"enumerate", "zip", "reversed", "iter", "list", "tuple", "tqdm", "sorted"})
 _LENGTHS: Final = frozenset({"seq_len", "seqlen", "sequence_length", "response_length", "generation_length"})
 _TOKEN: Final = frozenset({"token", "tok"})
+#: How a token is called that a turn of a decode loop makes.
+_OF_DECODING: Final = frozenset(
+    {"next", "new", "cur", "current", "sampled", "generated", "decoded", "output", "predicted", "pred", "greedy"}
+)
+#: What makes one.
+_MAKING: Final = frozenset({"decode", "sample", "sampler", "argmax", "multinomial", "logits", "predict", "topk"})
 
 
 def check(groups: Groups, handles: Handles, module: Module) -> Iterator[Finding]:
@@ -38,7 +44,7 @@ def check(groups: Groups, handles: Handles, module: Module) -> Iterator[Finding]
 
 def _callee(handles: Handles, module: Module, call: ast.Call) -> Definition | None:
     """Returns the function of the tree that a call runs here and now."""
-    found = handles.project.definition(module, call.func) or handles.own_method(module, call.func)
+    found = handles.project.definition(module, call.func) or handles.callers.own_method(module, call.func)
     return found if found is not None and not isinstance(found.node, ast.ClassDef) else None
 
 
@@ -72,9 +78,13 @@ def _loop(module: Module, call: ast.Call) -> ast.AST | None:
 def _is_per_token(loop: ast.AST, inner: ast.AST) -> bool:
     """True if ``inner``, a part of ``loop``, runs once a token."""
     if isinstance(loop, (ast.For, ast.AsyncFor)):
-        return inner is not loop.iter and (_is_token(loop.target) or _goes_through_tokens(loop.iter))
+        if inner is loop.iter:
+            return False
+        counts = isinstance(loop.iter, ast.Call) and _called(loop.iter) in {"range", "trange", "count"}
+        through = _is_token(loop.target) or _goes_through_tokens(loop.iter)
+        return through or (counts and _decodes(loop, ends=False))
     if isinstance(loop, ast.While):
-        return inner is not loop.test and _counts_tokens(loop.test)
+        return inner is not loop.test and (_counts_tokens(loop.test) or _decodes(loop, ends=_ends_with_tokens(loop)))
     if isinstance(loop, _COMPREHENSIONS):
         others = [each for each in loop.generators if each is not inner]
         return any(_is_token(each.target) or _goes_through_tokens(each.iter) for each in others)
@@ -91,7 +101,7 @@ def _is_token(target: ast.expr) -> bool:
 
 def _goes_through_tokens(iterable: ast.expr) -> bool:
     if isinstance(iterable, ast.Call):
-        name = getattr(iterable.func, "attr", getattr(iterable.func, "id", ""))
+        name = _called(iterable)
         if name in {"range", "trange"}:
             by_ones = len(iterable.args) < 3
             return by_ones and any(_is_token_count(argument) for argument in iterable.args)
@@ -119,6 +129,61 @@ def _counts_tokens(test: ast.expr) -> bool:
                 if (measured and _is_token_count(side)) or _is_token(side) or _identifier(side) == "max_new_tokens":
                     return True
     return False
+
+
+def _decodes(loop: ast.For | ast.AsyncFor | ast.While, *, ends: bool) -> bool:
+    """True if each turn of a loop makes one token: ``next_token = sample(logits)``, ``tokens.append(decode(x))``.
+
+    Args:
+        loop: The loop; loops and functions inside it are left out.
+        ends: What ends the loop is about tokens: then any ``token`` counts.
+    """
+    todo: list[ast.AST] = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.For, ast.AsyncFor, ast.While, ast.ClassDef)):
+            continue
+        if isinstance(node, (ast.Assign, ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each for target in targets for each in (getattr(target, "elts", None) or [target])]
+            if any(_is_made_token(each, node.value, ends=ends) for each in names):
+                return True
+        elif isinstance(node, ast.Call) and _appends_token(node):
+            return True
+        todo += ast.iter_child_nodes(node)
+    return False
+
+
+def _appends_token(call: ast.Call) -> bool:
+    into_tokens = _called(call) == "append" and _goes_through_tokens(getattr(call.func, "value", call.func))
+    return into_tokens and any(_says(argument, _MAKING) for argument in call.args)
+
+
+def _is_made_token(target: ast.expr, value: ast.expr, *, ends: bool) -> bool:
+    """``next_token``; ``token`` where it is decoded; not ``page_token``, ``auth_token``."""
+    said = words(_identifier(target))
+    if said[-1:] in (["id"], ["ids"], ["idx"]):
+        said.pop()
+    if said[-1:] == ["tokens"]:  # one a sequence of a batch
+        return said[:-1] == ["next"]
+    if said[-1:] not in (["token"], ["tok"]):
+        return False
+    qualifiers = set(said[:-1])
+    return qualifiers <= _OF_DECODING and (bool(qualifiers) or ends or _says(value, _MAKING))
+
+
+def _ends_with_tokens(loop: ast.While) -> bool:
+    return _says(loop.test, frozenset({"token", "tokens", "eos", "decoded", "decoding"}))
+
+
+def _says(node: ast.AST, said: frozenset[str]) -> bool:
+    """True if an identifier in an expression has one of these words."""
+    identifiers = (getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node))
+    return any(not said.isdisjoint(words(each)) for each in identifiers if isinstance(each, str))
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
 def _identifier(node: ast.expr) -> str:

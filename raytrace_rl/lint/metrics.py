@@ -12,12 +12,16 @@ from raytrace_rl.lint.model import Finding, finding
 from raytrace_rl.lint.module import Module
 from raytrace_rl.lint.pairs import Pairs
 from raytrace_rl.lint.strings import HOLE
-from raytrace_rl.lint.words import growing, grows
+from raytrace_rl.lint.words import flowing, grows, is_growing, words
 
 _NAME: Final = re.compile(r"rl\.[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 _SHORT: Final = frozenset({"rl.grad_norm", "rl.learning_rate", "rl.entropy"})
 #: Methods of an OpenTelemetry meter.
 _CREATE: Final = re.compile(r"create_(observable_)?(counter|gauge|histogram|up_down_counter)")
+#: Names that are given by names, and helpers by helpers, are followed so far.
+_MAX_DEPTH: Final = 4
+#: What a variable with few values is called.
+_FEW: Final = frozenset({"bucket", "phase", "split", "mode", "kind", "stage", "status", "state", "parity", "worker"})
 _RECORDING: Final = frozenset({"add", "record", "set"})
 _INSTRUMENT: Final = re.compile(r"(^|_)(counter|gauge|histogram|instrument)$")
 #: Classes that describe a metric, and the position of its name.
@@ -57,12 +61,53 @@ def _is_ours(module: Module) -> bool:
 
 
 def _check_name(pairs: Pairs, module: Module, node: ast.expr) -> Iterator[Finding]:
-    what = growing(node)
-    if what is not None and _is_put_together(node):
-        yield finding("RT403", module.shown, node, f"{what} is spelled into the name of a metric")
+    for where, at, made in _origins(pairs, module, node):
+        what = _growing(pairs, where, made) if _is_put_together(made) else None
+        if what is not None and where.reported:
+            yield finding("RT403", where.shown, at, f"{what} is spelled into the name of a metric")
     for text in pairs.strings.texts(module, node):
         if not is_metric_name(text, pairs.groups.metric_owners):
             yield finding("RT401", module.shown, node, f"{text.replace(HOLE, '{...}')!r} is no name for a metric")
+
+
+def _origins(
+    pairs: Pairs, module: Module, node: ast.expr, at: ast.expr | None = None, depth: int = 0
+) -> Iterator[tuple[Module, ast.expr, ast.expr]]:
+    """Yields the expressions behind a name: its values, or what the callers of a helper give; and where to point."""
+    yield module, at or node, node
+    if depth >= _MAX_DEPTH or not isinstance(node, (ast.Name, ast.Attribute)):
+        return
+    where, bindings = pairs.strings.bindings(module, node)
+    for binding in bindings:
+        if binding.kind in {"value", "update"} and binding.index is None and isinstance(binding.node, ast.expr):
+            yield from _origins(pairs, where, binding.node, at or (node if where is module else None), depth + 1)
+        elif binding.kind == "param" and isinstance(node, ast.Name):
+            function = where.definitions.get(where.qualified_name(binding.node))
+            if function is not None and function.node is binding.node:
+                for caller, _, argument in pairs.strings.handles.callers.arguments(function, node.id, binding.index):
+                    yield from _origins(pairs, caller, argument, None, depth + 1)
+
+
+def _growing(pairs: Pairs, module: Module, node: ast.AST, depth: int = 0) -> str | None:
+    """Returns what makes a value new with every step: in the expression, or in the variables that it is made of."""
+    for identifier, part in flowing(node):
+        if _is_bounded(pairs, module, identifier, part):
+            continue
+        if is_growing(identifier):
+            return identifier
+        bindings = module.lookup(part.id, part) if isinstance(part, ast.Name) and depth < _MAX_DEPTH else []
+        for binding in bindings:
+            if binding.kind in {"value", "update"} and binding.index is None and binding.node is not node:
+                what = _growing(pairs, module, binding.node, depth + 1)
+                if what is not None:
+                    return what
+    return None
+
+
+def _is_bounded(pairs: Pairs, module: Module, identifier: str, node: ast.AST) -> bool:
+    """True for one of known strings (``for step in ("read", "filter")``), and for what is named after few values."""
+    texts = pairs.strings.texts(module, node) if isinstance(node, ast.Name) else []
+    return (bool(texts) and not any(HOLE in text for text in texts)) or not _FEW.isdisjoint(words(identifier)[-1:])
 
 
 def _is_put_together(node: ast.AST) -> bool:
@@ -137,6 +182,6 @@ def _check_labels(pairs: Pairs, module: Module, labels: ast.expr) -> Iterator[Fi
     for pair in pairs.of_mapping(module, labels):
         if pair.key is not None and grows(pair.key) and not isinstance(pair.value, ast.Constant):
             yield finding("RT402", module.shown, pair.node, f"label {pair.key!r} grows with the run")
-        elif (what := growing(pair.value)) is not None:
+        elif (what := _growing(pairs, module, pair.value)) is not None:
             message = f"label {pair.key!r} holds {what}, which grows with the run"
             yield finding("RT402", module.shown, pair.node, message)

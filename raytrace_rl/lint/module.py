@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from raytrace_rl.lint import files
 from raytrace_rl.lint.scopes import Binding, bind
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -62,7 +63,7 @@ class Module:
         self.error: str | None = None
         self.error_line = 1
         try:
-            self.source = path.read_bytes()
+            self.source = files.read(path)
         except OSError as error:
             self.source = b""
             self.error = error.strerror or str(error)
@@ -154,7 +155,7 @@ class Module:
 
     @property
     def attributes(self) -> dict[str, dict[str, list[Binding]]]:
-        """Class (by qualified name) to attribute of ``self`` to where it gets its value."""
+        """Class (by qualified name; `scopes.OUTSIDE` for objects other than ``self``) to attribute to its values."""
         return self._bound[1]
 
     @property

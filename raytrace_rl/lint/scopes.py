@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 #: Methods of containers that put their last argument in.
-_ADDING: Final = frozenset({"add", "append", "appendleft", "extend", "insert", "put", "setdefault"})
+_ADDING: Final = frozenset(
+    {"add", "append", "appendleft", "extend", "extendleft", "insert", "put", "put_nowait", "push", "setdefault"}
+)
+#: In place of a class, for the attributes that code gives to objects other than ``self``.
+OUTSIDE: Final = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ Names = dict[str, list[Binding]]
 
 
 def bind(module: Module) -> tuple[dict[ast.AST, Names], dict[str, Names], list[str]]:
-    """Returns the bindings of a file by scope, those of ``self``'s attributes by class, and its star imports."""
+    """Returns the bindings of a file by scope, those of attributes by class, and its star imports."""
     collector = _Collector(module)
     for node in module.parents:
         collector.visit(node)
@@ -115,11 +119,11 @@ class _Collector:
             self._put(container.value, value)
 
     def _attribute(self, target: ast.Attribute, binding: Binding) -> None:
-        """``self.x = value`` in a method."""
+        """``self.x = value`` in a method, and ``anything.x = value``."""
         owner = self.module.class_of(target)
-        if owner is not None and isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}:
-            names = self.attributes.setdefault(self.module.qualified_name(owner), {})
-            names.setdefault(target.attr, []).append(binding)
+        own = owner is not None and isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}
+        key = self.module.qualified_name(owner) if own and owner is not None else OUTSIDE
+        self.attributes.setdefault(key, {}).setdefault(target.attr, []).append(binding)
 
     def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         arguments = node.args

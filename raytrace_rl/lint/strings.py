@@ -44,7 +44,90 @@ class Strings:
             return [_filled(text) for text in self.texts(module, node.func.value, depth + 1)]
         if isinstance(node, (ast.Name, ast.Attribute)):
             return self._named(module, node, depth)
+        if isinstance(node, ast.Subscript):  # METHODS[mode]: any of them
+            return self._elements(module, node.value, None, depth)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            found = [self._elements(module, node.func.value, None, depth)]
+            found += [self.texts(module, default, depth + 1) for default in node.args[1:]]
+            return [text for texts in found for text in texts] if all(found) else []
         return []
+
+    def _elements(self, module: Module, node: ast.AST, index: int | None, depth: int) -> list[str]:
+        """Returns what a loop over an expression may give, at a position of each element; a dictionary: its values."""
+        where, literal = self._literal(module, node, depth)
+        if isinstance(literal, ast.Call):
+            return self._iterated(where, literal, index, depth)
+        if isinstance(literal, ast.Dict):
+            return self._all(where, literal.values, depth) if index is None else []
+        if not isinstance(literal, (ast.List, ast.Tuple, ast.Set)):
+            return []
+        elements = literal.elts
+        if index is not None:
+            rows = [each for each in elements if isinstance(each, (ast.List, ast.Tuple)) and index < len(each.elts)]
+            elements = [row.elts[index] for row in rows] if len(rows) == len(elements) else []
+        return self._all(where, elements, depth)
+
+    def _iterated(self, module: Module, call: ast.Call, index: int | None, depth: int) -> list[str]:
+        """What a loop over ``enumerate(names)``, ``zip(names, values)``, ``table.items()`` gives at a position."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if isinstance(call.func, ast.Attribute) and name in {"items", "keys", "values"}:
+            where, table = self._literal(module, call.func.value, depth)
+            if not isinstance(table, ast.Dict) or None in table.keys:
+                return []
+            values = name == "values" or (name == "items" and index == 1)
+            keys = [key for key in table.keys if key is not None]
+            known = index is None if name != "items" else index is not None
+            return self._all(where, table.values if values else keys, depth) if known else []
+        if name == "enumerate" and index == 1 and call.args:
+            return self._elements(module, call.args[0], None, depth + 1)
+        if name == "zip" and index is not None and index < len(call.args):
+            return self._elements(module, call.args[index], None, depth + 1)
+        if name in {"list", "tuple", "set", "sorted", "reversed", "frozenset"} and call.args:
+            return self._elements(module, call.args[0], index, depth + 1)
+        return []
+
+    def _looped(self, module: Module, binding: Binding, depth: int) -> list[str]:
+        """What a loop's own name may be; of a dictionary, its keys."""
+        where, iterable = self._literal(module, binding.node, depth)
+        if isinstance(iterable, ast.Dict):
+            keys = [key for key in iterable.keys if key is not None]
+            return self._all(where, keys, depth) if len(keys) == len(iterable.keys) else []
+        return self._elements(where, iterable, binding.index, depth)
+
+    def _literal(self, module: Module, node: ast.AST, depth: int) -> tuple[Module, ast.AST]:
+        """Returns the expression behind a name that is given a value once, in any file."""
+        for _ in range(_MAX_DEPTH - depth):
+            if not isinstance(node, (ast.Name, ast.Attribute)):
+                break
+            where, bindings = self.bindings(module, node)
+            if len(bindings) != 1 or bindings[0].kind != "value" or bindings[0].index is not None:
+                break
+            module, node = where, bindings[0].node
+        return module, node
+
+    def bindings(self, module: Module, node: ast.Name | ast.Attribute) -> tuple[Module, list[Binding]]:
+        """Returns where a name, an attribute of ``self``, or a constant of a class or another file gets its values."""
+        if isinstance(node, ast.Name):
+            bindings = module.lookup(node.id, node)
+            if bindings and not any(binding.kind == "import" for binding in bindings):
+                return module, bindings
+        elif getattr(node.value, "id", "") in {"self", "cls"}:
+            owner = module.class_of(node)
+            definition = module.definitions.get(module.qualified_name(owner)) if owner is not None else None
+            for cls in self.handles.classes.line(definition)[0] if definition is not None else ():
+                values = cls.module.attributes.get(cls.name, {}).get(node.attr, [])
+                values = values + cls.module.bindings.get(cls.node, {}).get(node.attr, [])
+                if values:
+                    return cls.module, values
+            return module, []
+        owner_name, _, name = (self.project.qualify(module, node) or "").rpartition(".")
+        other = self.project.module_named(owner_name, module) if owner_name else None
+        if other is not None:
+            return other, other.bindings.get(other.tree, {}).get(name, [])
+        cls_found = self.project.definition_named(owner_name, module) if owner_name else None
+        if cls_found is not None:
+            return cls_found.module, cls_found.module.bindings.get(cls_found.node, {}).get(name, [])
+        return module, []
 
     def _all(self, module: Module, nodes: list[ast.expr], depth: int) -> list[str]:
         found = [self.texts(module, node, depth + 1) for node in nodes]
@@ -70,24 +153,43 @@ class Strings:
     def _named(self, module: Module, node: ast.Name | ast.Attribute, depth: int) -> list[str]:
         if isinstance(node, ast.Name):
             bindings = module.lookup(node.id, node)
-            if bindings and all(binding.kind == "value" and binding.index is None for binding in bindings):
-                return self._all(module, [b.node for b in bindings if isinstance(b.node, ast.expr)], depth)
+            if bindings and all(binding.kind in {"value", "element"} for binding in bindings):
+                return self._given(module, bindings, depth)
             if bindings and all(binding.kind == "param" for binding in bindings):
-                return []
-        qualified = self.project.qualify(module, node)
-        if qualified is None:
-            return []
+                return self._of_lambda(module, bindings, depth)
+        elif getattr(node.value, "id", "") in {"self", "cls"}:
+            where, own = self.bindings(module, node)
+            known = own and all(binding.kind == "value" for binding in own)
+            return self._given(where, own, depth) if known else []
+        qualified = self.project.qualify(module, node) or ""
         owner, _, name = qualified.rpartition(".")
-        own = getattr(semconv, name, None) if api.in_library(qualified) and owner.endswith(".semconv") else None
-        if isinstance(own, str):
-            return [own]
-        other = self.project.module_named(owner, module)
-        if other is not None:
-            return self._constant(other, other.bindings.get(other.tree, {}).get(name, []), depth)
-        cls = self.project.definition_named(owner, module)
-        if cls is not None:
-            return self._constant(cls.module, cls.module.bindings.get(cls.node, {}).get(name, []), depth)
-        return []
+        own_name = getattr(semconv, name, None) if api.in_library(qualified) and owner.endswith(".semconv") else None
+        if isinstance(own_name, str):
+            return [own_name]
+        where, constant = self.bindings(module, node)
+        return self._constant(where, constant, depth)
+
+    def _of_lambda(self, module: Module, bindings: list[Binding], depth: int) -> list[str]:
+        """``map(lambda name: ..., names)``: any of the names. What other parameters are, the callers know."""
+        node = bindings[0].node
+        if len(bindings) != 1 or not isinstance(node, ast.Lambda):
+            return []
+        handed = self.handles.callers.of_lambda(module, node, bindings[0].index)
+        return self._elements(module, handed, None, depth + 1) if handed is not None else []
+
+    def _given(self, module: Module, bindings: list[Binding], depth: int) -> list[str]:
+        """What a name is that is given values, or runs through them in a loop."""
+        found: list[list[str]] = []
+        for binding in bindings:
+            if binding.kind == "element":
+                found.append(self._looped(module, binding, depth + 1))
+            elif binding.index is None:
+                found.append(self.texts(module, binding.node, depth + 1))
+            else:  # a, b = "x", "y"
+                parts = getattr(binding.node, "elts", [])
+                part = parts[binding.index] if binding.index < len(parts) else None
+                found.append(self.texts(module, part, depth + 1))
+        return list(dict.fromkeys(text for texts in found for text in texts)) if all(found) else []
 
     def _constant(self, module: Module, bindings: list[Binding], depth: int) -> list[str]:
         if len(bindings) != 1 or bindings[0].kind != "value" or bindings[0].index is not None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Final
 
 from raytrace_rl.lint import api
 from raytrace_rl.lint.dispatches import Dispatches, Site
 from raytrace_rl.lint.model import Finding, finding
-from raytrace_rl.lint.module import Definition
+from raytrace_rl.lint.module import Definition, Module
+from raytrace_rl.lint.strays import Strays
+
+#: Calls that are followed from a constructor.
+_MAX_DEPTH: Final = 4
 
 
 class Wiring:
@@ -18,6 +23,7 @@ class Wiring:
         self.dispatches = dispatches
         self.project = dispatches.project
         self.classes = dispatches.handles.classes
+        self.strays = Strays(dispatches.handles)
 
     def check(self) -> Iterator[Finding]:
         """Yields the findings."""
@@ -45,14 +51,25 @@ class Wiring:
                 wants = self._constructor_wants(site.target)
                 return f"{site.target.node.name}'s constructor opens spans under the caller's" if wants else None
             return _accepts(site.target) if self.classes.is_decorated(site.target) else None
-        methods = self._callees(site)
-        if methods and all(self.classes.is_decorated(method) for method in methods):
-            return _accepts(methods[0])
-        return None
+        if site.bound and site.method is not None:
+            method = self.dispatches.bound.accepting(site.method)
+            methods = [method] if method is not None else []
+        else:
+            methods = self._callees(site)
+        if not methods or not all(self.classes.is_decorated(method) for method in methods):
+            return None
+        if site.receiver.kind == "unknown" and self._may_be_view(site, methods):
+            return None
+        return _accepts(methods[0])
+
+    def _may_be_view(self, site: Site, methods: list[Definition]) -> bool:
+        """True if a handle of unknown origin may come from where views of such actors were handed to."""
+        owners = [owner for method in methods if (owner := self.classes.owner(method)) is not None]
+        return not site.carry.plain_at and self.strays.handed_away(owners)
 
     def _carried(self, site: Site) -> Iterator[Finding]:
-        if not site.module.reported:
-            return
+        if not site.module.reported or site.bound:
+            return  # of a group that is kept as a view, methods without a carrier are called as well
         if site.target is not None:
             if isinstance(site.target.node, ast.ClassDef):
                 wrong = self._constructor_refuses(site.target)
@@ -113,17 +130,35 @@ class Wiring:
         ]
         return any(self._opens(init, owner) for init in constructors)
 
-    def _opens(self, function: Definition, owner: Definition, *, follow: bool = True) -> bool:
-        for node in ast.walk(function.node):
-            if isinstance(node, (ast.Name, ast.Attribute)):
-                name = self.project.api(function.module, node)
-                if name in api.OPENERS or name in api.CAPTURES:
-                    return True
-                if follow and isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
-                    method = self.classes.method(owner, node.attr)[0]
-                    if method is not None and method != function and self._opens(method, owner, follow=False):
+    def _opens(self, constructor: Definition, owner: Definition) -> bool:
+        """True if a constructor opens spans or captures the context: itself, or in what it calls of the tree."""
+        seen, todo = {constructor}, [(constructor, 0)]
+        while todo:
+            function, depth = todo.pop()
+            for node in ast.walk(function.node):
+                if isinstance(node, (ast.Name, ast.Attribute)):
+                    name = self.project.api(function.module, node)
+                    if name in api.OPENERS or name in api.CAPTURES:
                         return True
+                    found = self._continues(function.module, node, owner) if depth < _MAX_DEPTH else None
+                    if found is not None and found not in seen:
+                        seen.add(found)
+                        todo.append((found, depth + 1))
         return False
+
+    def _continues(self, module: Module, node: ast.Name | ast.Attribute, owner: Definition) -> Definition | None:
+        """Returns the method of ``self``, or the function or local class of the tree, that a constructor goes on in."""
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            return self.classes.method(owner, node.attr)[0]
+        call = module.parents.get(node)
+        if not isinstance(call, ast.Call) or call.func is not node:
+            return None
+        found = self.project.definition(module, node)
+        if found is None or api.in_library(found.module.name) or self.classes.is_remote(found):
+            return None
+        if isinstance(found.node, ast.ClassDef):
+            return self.classes.method(found, "__init__")[0]
+        return found
 
     # ------------------------------------------------------------------------------------------------ at the definition
 
@@ -154,7 +189,7 @@ class Wiring:
                 known = site.receiver.classes
                 if not known or any(self.classes.related(owner, cls) for cls in known):
                     return True
-        return False
+        return owner is not None and self.strays.called_elsewhere(owner)
 
     def _is_spelled(self, name: str) -> bool:
         """True if a method's name stands somewhere as a string, for whoever dispatches by name."""

@@ -50,26 +50,33 @@ def words(identifier: str) -> list[str]:
     return [word.lower() for word in _SPLIT.split(identifier) if word]
 
 
-def flows(node: ast.AST, depth: int = 0) -> Iterator[str]:
+def flows(node: ast.AST) -> Iterator[str]:
     """Yields the identifiers whose value an expression passes on as it is; not what it measures or compares."""
+    for identifier, _ in flowing(node):
+        yield identifier
+
+
+def flowing(node: ast.AST, depth: int = 0) -> Iterator[tuple[str, ast.AST]]:
+    """As `flows`, each identifier with the node that it stands in."""
     if depth > _MAX_DEPTH:
         return
     parts: list[ast.expr] = []
     if isinstance(node, ast.Name):
-        yield node.id
+        yield node.id, node
     elif isinstance(node, ast.Attribute) and node.attr not in _SAME:
-        yield node.attr
+        yield node.attr, node
     elif isinstance(node, ast.Attribute):
         parts = [node.value]
     elif isinstance(node, ast.Subscript):
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            yield node.slice.value
+            yield node.slice.value, node
         else:
             parts = [node.value]
     elif isinstance(node, ast.JoinedStr):
         parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mod)):
-        parts = [node.left, node.right]
+        of_few = isinstance(node.op, ast.Mod) and isinstance(node.right, ast.Constant)  # step % 10
+        parts = [] if of_few else [node.left, node.right]
     elif isinstance(node, (ast.Tuple, ast.List)):
         parts = node.elts
     elif isinstance(node, ast.IfExp):
@@ -81,9 +88,9 @@ def flows(node: ast.AST, depth: int = 0) -> Iterator[str]:
         if isinstance(node.func, ast.Attribute) and name in _SAME:
             parts.append(node.func.value)
         if name in _UUIDS or (name in {"decode", "batch_decode"} and _is_tokenizer(node.func)):
-            yield name
+            yield name, node
     for part in parts:
-        yield from flows(part, depth + 1)
+        yield from flowing(part, depth + 1)
 
 
 def _is_tokenizer(func: ast.expr) -> bool:
@@ -112,12 +119,9 @@ def is_raw_text(key: str | None, value: ast.AST) -> bool:
     return False
 
 
-def growing(node: ast.AST) -> str | None:
-    """Returns the identifier that makes an expression's value new with every step or request, if one does."""
-    for identifier in flows(node):
-        if grows(identifier) or identifier in _UUIDS:
-            return identifier
-    return None
+def is_growing(identifier: str) -> bool:
+    """True for what makes a value new with every step or request: ``step``, ``request_id``, ``uuid4``."""
+    return grows(identifier) or identifier in _UUIDS
 
 
 def grows(key: str) -> bool:

@@ -43,6 +43,14 @@ FAILING = {
     "private name": "from raytrace_rl.setup import _lock  #! RT501",
     "import of a private module": "import raytrace_rl._span as span  #! RT501",
     "inside a function": "def f():\n    from nemo_rl.telemetry._fallbacks import managed_span  #! RT501",
+    "reaching by attribute, by name and by import_module": """
+        import raytrace_rl as rt, importlib
+        rt._state.enabled  #! RT501
+        from raytrace_rl import config
+        config._x()  #! RT501
+        importlib.import_module('raytrace_rl._span')  #! RT501
+        getattr(rt, '_state')  #! RT501
+    """,
 }
 
 PASSING = {
@@ -85,6 +93,14 @@ PASSING = {
     """,
     "public imports": "from raytrace_rl import managed_span, __version__\n"
     "from raytrace_rl.setup import shutdown_telemetry\nfrom other._private import x\nimport raytrace_rl.setup",
+    "public attributes, and private ones of others": """
+        import raytrace_rl
+        raytrace_rl.__version__
+        raytrace_rl.config.TelemetryConfig
+        class X:
+            _state = 1
+        X._state
+    """,
 }
 
 CROSS_FILE = {

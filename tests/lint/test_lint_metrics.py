@@ -45,6 +45,18 @@ FAILING = {
     "request in the name": METER + "meter.create_gauge('rl.latency.%s' % request_id)  #! RT403",
     "added to the name": METER + "meter.create_gauge('rl.latency.' + str(self.iteration))  #! RT403",
     "formatted into the name": METER + "meter.create_gauge('rl.latency.{}'.format(prompt_id))  #! RT403",
+    "growing, by way of names and helpers": """
+        def f(m, step):
+            suffix = str(step)
+            m.create_counter(f'rl.x.{suffix}')  #! RT403
+            name = 'rl.x.' + suffix
+            m.create_counter(name)  #! RT403
+        def make(m, name): return m.create_counter(name)
+        def g(m, step): make(m, f'rl.x.{step}')  #! RT403
+        def h(m, step, c_counter):
+            tag = f'{step}'
+            c_counter.add(1, {'tag': tag})  #! RT402
+    """,
 }
 
 PASSING = {
@@ -63,6 +75,16 @@ PASSING = {
     "other things called add and set": "seen.add((1, {'step': step}))\ncache.set('key', {'step': step})\n"
     "row.record(1, {'step': step})",
     "bounded parts of a name": TEED + "TeedMetric('a', f'rl.reward.{environment}')",
+    "names of few values": """
+        def f(m, names, step):
+            for name in names: m.create_counter(f'rl.x.{name}')
+            for step in ('read', 'filter'): m.create_counter(f'rl.data.{step}')
+            phase = f'p{step}'
+            m.create_counter(f'rl.x.{phase}')
+            kind = 'a' if step else 'b'
+            m.create_counter(f'rl.x.{kind}')
+            m.create_counter(f'rl.x.{step % 2}')
+    """,
 }
 
 CROSS_FILE = {

@@ -122,6 +122,17 @@ def test_a_file_that_is_no_python_is_a_finding(source, tmp_path):
     ]
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """Catches a check that hangs on a pipe, or reads a device for ever: in a directory, or given by itself."""
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    assert sorted(found(tmp_path)) == [("pipe.py", 1, "RT903"), ("zero.py", 1, "RT903")]
+    for path in (tmp_path / "pipe.py", Path("/dev/zero")):
+        with pytest.raises(UnreadablePathError, match="No regular file"):
+            lint([path])
+
+
 def test_odd_but_valid_files(tmp_path):
     """Catches a linter that ends on syntax of its own time or on an unusual encoding."""
     sources = [

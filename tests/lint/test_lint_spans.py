@@ -216,6 +216,26 @@ FAILING = {
     # RT304
     "literal": "init = {'nv.dl.rank': 0}  #! RT304",
     "f-string literal": "key = f'nv.dl.topology.size.{axis}'  #! RT304",
+    "decode loops without a count of tokens": """
+        def f(model, tokens):
+            while True:
+                with managed_span(G.GENERATION, 'rl.x.r'):  #! RT206
+                    next_token = model(tokens)
+            while not finished(tokens):
+                token = model.step()
+                with managed_span(G.GENERATION, 'rl.x.r'): ...  #! RT206
+            while (tok := model.decode()) is not None:
+                with managed_span(G.GENERATION, 'rl.x.r'): ...  #! RT206
+            for i in range(100):
+                with managed_span(G.GENERATION, 'rl.x.r'):  #! RT206
+                    next_tokens = logits.argmax(-1)
+    """,
+    "a guard by another name": """
+        def f(out, x):
+            with managed_span(G.REWARD, 'rl.x.r') as span:
+                out = g(x)
+                if out: span.set_attribute('a', 1)  #! RT205
+    """,
 }
 
 PASSING = {
@@ -360,6 +380,36 @@ PASSING = {
     "dimension": "with span_cm('rl.grpo.x', **{'rl.num_tokens': t.shape[1], 'rl.rows': int(t.shape[0])}): ...",
     "docstring": '"""nv.dl.rank is written by the library."""\nx = 1',
     "prefix": "ours = key.startswith('nv.dl.')",
+    "loops over pages, turns and credentials": """
+        def f(client, page_token, tokens):
+            while page_token:
+                with managed_span(G.REWARD, 'rl.x.r'):
+                    page_token = client.list(page_token).next_page_token
+            while True:
+                auth_token = client.refresh()
+                with managed_span(G.REWARD, 'rl.x.r'): ...
+            while not env.done():
+                with managed_span(G.REWARD, 'rl.x.r'):
+                    response_tokens = client.generate()
+            while turn < max_turns:
+                with managed_span(G.REWARD, 'rl.x.r'):
+                    tokens.extend(client.generate(tokens))
+            while True:
+                with managed_span(G.REWARD, 'rl.x.r'): ...
+                for i in range(3): next_token = 1
+    """,
+    "guards among other names that calls gave": """
+        from raytrace_rl.span_groups import is_span_group_enabled
+        def f(out, x):
+            with managed_span(G.REWARD, 'rl.x.r') as span:
+                out = g(x)
+                on = h(out)
+                if on and out and span: span.set_attribute('a', 1)
+                enabled = not (span is None)
+                if enabled: span.set_attribute('a', 1)
+                live = is_span_group_enabled('reward') and out
+                if out and live: span.set_attribute('a', 1)
+    """,
 }
 
 CROSS_FILE = {

@@ -182,6 +182,50 @@ Collector.remote(traced(Worker.remote()))
                 with umbrella_span(G.U_MODEL_INIT, "rl.setup.model"): ...
         traced(Worker).remote()  #! RT103
     """,
+    "group's method by a name that runs through names, or kept": """
+        @ray.remote
+        class B(TracedActor):
+            @accepts_trace_context
+            def p(self): ...
+            @accepts_trace_context
+            def q(self): ...
+        N = ('p', 'q')
+        def go(wg):
+            for m in N: wg.run_all_workers_single_data(m)  #! RT101
+            for m, k in (('p', 1), ('q', 2)): wg.run_all_workers_single_data(m, k)  #! RT101
+            [wg.run_all_workers_single_data(m) for m in ['p']]  #! RT101
+            for m in {'p': 1}: wg.run_all_workers_single_data(m)  #! RT101
+            for m, k in {'p': 1}.items(): wg.run_all_workers_single_data(m)  #! RT101
+            for i, m in enumerate(N): wg.run_all_workers_single_data(m)  #! RT101
+            list(map(lambda m: wg.run_all_workers_single_data(m), N))  #! RT101
+            wg.run_all_workers_single_data({'a': 'p', 'b': 'q'}[x])  #! RT101
+            getattr(wg, 'run_all_workers_single_data')('p')  #! RT101
+            run = wg.run_all_workers_single_data
+            run('p')  #! RT101
+            ex.submit(wg.run_all_workers_single_data, 'q')  #! RT101
+            wg.run_all_workers_single_data.remote('q')  #! RT101
+    """,
+    "constructor that goes on in a function and another class": """
+        def build():
+            with umbrella_span(G.U_MODEL_INIT, 'rl.setup.model'): ...
+        class E:
+            def __init__(self): build()
+        @ray.remote
+        class W(TracedActor):
+            def __init__(self): self.e = E()
+        W.remote()  #! RT101
+    """,
+    "constructor with an integration's span": """
+        from raytrace_rl.integrations.vllm import load_model_span
+        @ray.remote
+        class W(TracedActor):
+            def __init__(self):
+                with load_model_span(): ...
+        W.remote()  #! RT101
+        w = W.options(num_gpus=1)
+        w.remote()  #! RT101
+        traced(w).remote()
+    """,
 }
 
 PASSING = {
@@ -345,6 +389,46 @@ PASSING = {
         score.options(num_cpus=1).remote(**trace_context_kwargs())
     """,
     "local function": "@accepts_trace_context\ndef score(): ...",
+    "group's method by a name that runs through names, or kept": """
+        @ray.remote
+        class B(TracedActor):
+            @accepts_trace_context
+            def p(self): ...
+            @accepts_trace_context
+            def q(self): ...
+        N = ('p', 'q')
+        def go(wg):
+            for m in N: wg.run_all_workers_single_data(m, **trace_context_kwargs())
+            for m in N: traced(wg).run_all_workers_single_data(m)
+            run = traced(wg).run_all_workers_single_data
+            run('p')
+            dispatch_with_trace_context(getattr(wg, 'run_all_workers_single_data'), 'p')
+            run2 = wg.run_all_workers_single_data
+            dispatch_with_trace_context(run2, 'p')
+            ex.submit(dispatch_with_trace_context, wg.run_all_workers_single_data, 'q')
+    """,
+    "methods that subclasses name": """
+        class Worker:
+            @accepts_trace_context
+            def train(self): ...
+            @accepts_trace_context
+            def score(self): ...
+        class Base:
+            method = "train"
+            def run(self, group): group.run_all_workers_single_data(self.method, **trace_context_kwargs())
+        class Scoring(Base):
+            method = "score"
+    """,
+    "constructor that makes an actor with spans": """
+        @ray.remote
+        class Inner(TracedActor):
+            def __init__(self):
+                with umbrella_span(G.U_MODEL_INIT, "rl.setup.model"): ...
+        @ray.remote
+        class Outer(TracedActor):
+            def __init__(self): self.inner = traced(Inner).remote()
+        Outer.remote()
+    """,
 }
 
 CROSS_FILE = {
