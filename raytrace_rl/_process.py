@@ -19,6 +19,7 @@ from raytrace_rl import _clock, _control, _encode, _metrics_pipeline, _prompts, 
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
+from raytrace_rl._span import RecordingSpan
 from raytrace_rl.config import TelemetryConfig, capture_content, limits
 from raytrace_rl.relay.asking import Asker
 from raytrace_rl.resources import new_instance_id
@@ -115,6 +116,7 @@ class Process:
                 idle_s=config.relay_idle_s,
                 bound_bytes=bound,
                 sends=config.exporter == "otlp",
+                receives=config.otlp_receiver,
             )
         self._heartbeat = Heartbeat(
             writer,
@@ -253,7 +255,8 @@ class _ForkedSink:
                 # Spans that this child has begun already are of the epoch that the fork began.
                 _state.open_spans, _state.epoch = open_spans, epoch
                 for span in list(open_spans):
-                    span.enter_table()
+                    if isinstance(span, RecordingSpan):  # another library's has no entry in the table
+                        span.enter_table()
         writer: Sink | None = _state.writer
         return writer if writer is not self else None
 

@@ -6,6 +6,7 @@ waited for at that moment: where its critical path was.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from raytrace_rl import semconv
 from raytrace_rl.monitor import lanes
 from raytrace_rl.monitor.tables import MAX_LISTED
-from raytrace_rl.monitor.tree import Lane, Tree, lane_of
+from raytrace_rl.monitor.tree import Lane, Tree
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.critical_path import Segment
@@ -41,7 +42,10 @@ def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | 
     if not tree.steps:
         return None
     windows = lanes.union((step.start_ns, step.until_ns) for step in tree.steps)
-    segments = sorted((segment for of_step in paths for segment in of_step), key=lambda segment: segment.start_ns)
+    named = [(segment.start_ns, segment.end_ns, segment.row) for of_step in paths for segment in of_step]
+    # Steps that overlap have paths side by side: of those, the one that began last says what was waited for.
+    segments = list(_overlaps(windows, sorted(named, key=lambda segment: segment[0])))
+    starts = [start for start, _, _ in segments]
     by_process: dict[str, tuple[Process, list[SpanRow]]] = {}
     for row in tree.run.spans:
         if row.process.role != semconv.ROLE_DRIVER:
@@ -49,12 +53,12 @@ def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | 
     listed: dict[Lane, dict[_Wait, int]] = {}
     wall: dict[Lane, int] = {}
     for process, rows in by_process.values():
-        lane = lane_of(process)
+        lane = tree.lane(process)
         life = [(min(process.start_ns or rows[0].start_ns, rows[0].start_ns), process.last_ns)]
         inside = lanes.intersection(windows, life)
         wall[lane] = wall.get(lane, 0) + lanes.total(inside)
         waits = listed.setdefault(lane, {})
-        for wait, length in _waits(rows, inside, segments):
+        for wait, length in _waits(tree, rows, inside, (starts, segments)):
             waits[wait] = waits.get(wait, 0) + length
     entries = [_lane_entry(lane, waits, wall[lane]) for lane, waits in sorted(listed.items(), key=_order)]
     return {"lanes": entries[:MAX_LISTED], "waits": _by_group(listed, wall)}
@@ -66,7 +70,10 @@ def _order(item: tuple[Lane, dict[_Wait, int]]) -> tuple[str, int]:
 
 
 def _waits(
-    rows: Sequence[SpanRow], inside: Sequence[Interval], segments: Sequence[Segment]
+    tree: Tree,
+    rows: Sequence[SpanRow],
+    inside: Sequence[Interval],
+    path: tuple[Sequence[int], Sequence[tuple[int, int, SpanRow]]],
 ) -> Iterator[tuple[_Wait, int]]:
     owned = lanes.timeline(rows)
     idle = lanes.intersection([(start, end) for start, end, bucket in owned if bucket == "idle"], inside)
@@ -74,10 +81,15 @@ def _waits(
     for start, end, row in _overlaps(idle, [(row.start_ns, row.until_ns, row) for row in said]):
         yield _Wait("span", row.name, ""), end - start
     taken = lanes.union((start, end) for start, end, _ in owned)
-    gaps = lanes.complement(taken, inside)
-    named = [(segment.start_ns, segment.end_ns, segment.row) for segment in segments]
-    for start, end, row in _overlaps(gaps, named):
-        yield _Wait("step", row.name, str(lane_of(row.process))), end - start
+    starts, segments = path
+    for gap_start, gap_end in lanes.complement(taken, inside):
+        for at in range(max(0, bisect_right(starts, gap_start) - 1), len(segments)):
+            start, end, row = segments[at]
+            if start >= gap_end:
+                break
+            length = min(end, gap_end) - max(start, gap_start)
+            if length > 0:
+                yield _Wait("step", row.name, str(tree.lane(row.process))), length
 
 
 def _overlaps(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from raytrace_rl.monitor.tables import percentile
-from raytrace_rl.monitor.tree import Lane, Tree, lane_of
+from raytrace_rl.monitor.tree import Lane, Tree
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.model import SpanRow
@@ -166,7 +166,7 @@ def critical_path(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, A
     for number, (step, segments) in enumerate(zip(tree.steps, paths, strict=True)):
         own: dict[tuple[str, Lane], int] = {}
         for segment in segments:
-            key = segment.row.name, lane_of(segment.row.process)
+            key = segment.row.name, tree.lane(segment.row.process)
             own[key] = own.get(key, 0) + segment.length_ns
             sums.setdefault(key, _Sum(segment.row, key[1])).add(number, segment.length_ns)
         if number >= len(tree.steps) - MAX_STEPS:

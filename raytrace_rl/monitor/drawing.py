@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 #: Rows of a table in the text report; the JSON report has them all.
 ROWS: Final = 20
+#: Ten thousand days.
+_UNREADABLE_S: Final = 1e4 * 86400
 
 
 def seconds(value: float) -> str:
-    """Returns a duration in a unit that suits it, at most eight characters up to a year."""
+    """Returns a duration in a unit that suits it, at most eight characters; ``n/a`` for what is no number."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value < 0:
+        return "-" + seconds(-value)
+    if value >= _UNREADABLE_S:
+        return f"{value:.0e}s"
     if value >= 86400:
         return f"{int(value // 86400)}d{int(value % 86400 // 3600):02d}h"
     if value >= 3600:
@@ -25,8 +34,8 @@ def seconds(value: float) -> str:
 
 
 def percent(part: float | None) -> str:
-    """Returns 0.123 as ``12.3%``; an unknown part as ``n/a``."""
-    return "n/a" if part is None else f"{part * 100:.1f}%"
+    """Returns 0.123 as ``12.3%``; an unknown part, or what is no number, as ``n/a``."""
+    return "n/a" if part is None or not math.isfinite(part) else f"{part * 100:.1f}%"
 
 
 def cut(text: object, width: int) -> str:

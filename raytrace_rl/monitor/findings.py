@@ -105,8 +105,8 @@ def _waits(tree: Tree, paths: Sequence[Sequence[Segment]]) -> list[Finding]:
     """Starvation and refits: what the driver's lane says it waits for, and what the path was in meanwhile."""
     if not tree.steps:
         return []
-    starved = _Inside(lambda row: row.bucket == "idle" and not _REFIT_NAME.search(row.name))
-    refit = _Inside(lambda row: _REFIT_NAME.search(row.name) is not None)
+    starved = _Inside(tree, lambda row: row.bucket == "idle" and not _REFIT_NAME.search(row.name))
+    refit = _Inside(tree, lambda row: _REFIT_NAME.search(row.name) is not None)
     for step, segments in zip(tree.steps, paths, strict=True):
         below = [row for row in tree.children(step) if row.process is step.process]
         starved.add(step, below, segments)
@@ -135,7 +135,8 @@ def _waits(tree: Tree, paths: Sequence[Sequence[Segment]]) -> list[Finding]:
 class _Inside:
     """The time of each step in phases of one kind, and what the critical path was in meanwhile."""
 
-    def __init__(self, chosen: Any) -> None:
+    def __init__(self, tree: Tree, chosen: Any) -> None:
+        self._tree = tree
         self._chosen = chosen
         self._parts: list[float] = []
         self._busy: list[float] = []
@@ -150,10 +151,18 @@ class _Inside:
         for row in rows:
             self._names[row.name] = self._names.get(row.name, 0) + row.until_ns - row.start_ns
         busy = 0
-        for segment in segments:
-            length = lanes.total(lanes.intersection([(segment.start_ns, segment.end_ns)], phases))
+        # The path's segments are in order, as the phases are: each pair that overlaps is met once.
+        at = 0
+        for segment in segments if phases else ():
+            while at < len(phases) and phases[at][1] <= segment.start_ns:
+                at += 1
+            length = 0
+            for start, end in phases[at:]:
+                if start >= segment.end_ns:
+                    break
+                length += min(end, segment.end_ns) - max(start, segment.start_ns)
             if length:
-                key = segment.row.name, lane_of(segment.row.process)
+                key = segment.row.name, self._tree.lane(segment.row.process)
                 self._sums[key] = self._sums.get(key, 0) + length
                 busy += length if segment.row.bucket != "idle" else 0
         self._parts.append(lanes.total(phases) / whole if whole else 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,11 +30,9 @@ ENTRIES: Final = 500
 def document(run: Run) -> dict[str, Any]:
     """Returns all that the page needs, as plain JSON values."""
     steps = Steps(run)
-    found = report(run, steps)
-    _shorten(found)
     start = min((row.start_ns for row in run.spans), default=0)
     return {
-        "report": found,
+        "report": _shorten(report(run, steps)),
         "timeline": timeline(run),
         "steps": _steps(steps),
         "path": _path(steps, start),
@@ -41,16 +40,13 @@ def document(run: Run) -> dict[str, Any]:
     }
 
 
-def _shorten(value: Any) -> None:
-    """Cuts lists to what a person reads; the counts beside them are exact."""
+def _shorten(value: Any, name: str = "") -> Any:
+    """Cuts lists to what a person reads (counts beside them are exact), and leaves out what JSON has no number for."""
     if isinstance(value, dict):
-        for key, inner in value.items():
-            if isinstance(inner, list):
-                value[key] = inner[-ENTRIES:] if key == "list" else inner[:ENTRIES]
-            _shorten(value[key])
-    elif isinstance(value, list):
-        for inner in value:
-            _shorten(inner)
+        return {key: _shorten(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_shorten(inner) for inner in (value[-ENTRIES:] if name == "list" else value[:ENTRIES])]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _chunks(count: int, most: int) -> list[range]:
@@ -79,15 +75,17 @@ def _steps(steps: Steps) -> dict[str, Any]:
     for chunk in _chunks(len(tree.steps), STEPS):
         some = [tree.steps[n] for n in chunk]
         size = len(some)
-        bars.append({
-            "first": some[0].iteration,
-            "last": some[-1].iteration,
-            "attempt": some[0].attempt,
-            "start_us": some[0].start_ns // 1000,
-            "total_s": sum(step.until_ns - step.start_ns for step in some) / size / 1e9,
-            "max_s": max(step.until_ns - step.start_ns for step in some) / 1e9,
-            "phases_s": [round(sum(own[n].get(name, 0) for n in chunk) / size / 1e9, 6) for name in names],
-        })
+        bars.append(
+            {
+                "first": some[0].iteration,
+                "last": some[-1].iteration,
+                "attempt": some[0].attempt,
+                "start_us": some[0].start_ns // 1000,
+                "total_s": sum(step.until_ns - step.start_ns for step in some) / size / 1e9,
+                "max_s": max(step.until_ns - step.start_ns for step in some) / 1e9,
+                "phases_s": [round(sum(own[n].get(name, 0) for n in chunk) / size / 1e9, 6) for name in names],
+            }
+        )
     return {"phases": [{"name": name, "bucket": buckets.get(name)} for name in names], "bars": bars}
 
 
@@ -132,14 +130,16 @@ def _heat(steps: Steps) -> list[dict[str, Any]]:
                 columns = groups.setdefault(group, {}).setdefault(rank, [0.0] * len(chunks))
                 at = number // max(1, len(chunks[0]))
                 columns[at] += (value - typical) / len(chunks[at])
+    typical_step = median([step.until_ns - step.start_ns for step in steps.tree.steps] or [0]) / 1e6
     return [
         {
             "group": group,
             "ranks": sorted(ranks)[:HEAT_ROWS],
             "columns": [[steps.tree.steps[c[0]].iteration, steps.tree.steps[c[-1]].iteration] for c in chunks],
+            # Differences of less than this part of a step are drawn pale: every map has its largest value, noise too.
+            "least_ms": 0.05 * typical_step,
             "values_ms": [[round(value, 2) for value in ranks[rank]] for rank in sorted(ranks)[:HEAT_ROWS]],
         }
         for group, ranks in sorted(groups.items())
         if len(ranks) > 1
     ]
-

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from raytrace_rl.monitor.believed import believed_ns
 from raytrace_rl.monitor.tables import percentile
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ def queueing(run: Run) -> dict[str, Any]:
     owners = {(row.trace_id, row.span_id): row.process for row in run.spans}
     ranks: dict[tuple[str, int | None], _Rank] = {}
     for row in run.spans:
-        if row.queued_ns is None:
+        queued_ns = believed_ns(row.queued_ns)
+        if queued_ns is None:
             continue
         process = row.process
         rank = ranks.setdefault((callee(process), process.rank), _Rank())
-        rank.delays.append(max(0, row.queued_ns))
-        rank.below_zero += row.queued_ns < 0
+        rank.delays.append(max(0, queued_ns))
+        rank.below_zero += queued_ns < 0
         # The parent of a call's first span is the span that was current at its dispatch.
         sender = owners.get((row.trace_id, row.parent_span_id or ""))
         if sender is None:

@@ -14,6 +14,7 @@ from raytrace_rl.monitor import lanes
 from raytrace_rl.monitor.model import BUCKETS
 from raytrace_rl.monitor.tracks import depths, tracks
 from raytrace_rl.monitor.tree import lane_of
+from raytrace_rl.semconv import ROLE_DRIVER
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.lanes import Owned
@@ -129,17 +130,19 @@ def _resolution(rows: Sequence[Sequence[_Slice]], length: int, budget: int) -> i
 
 def _count(slices: Sequence[_Slice], resolution: int) -> int:
     count = 0
-    until = -resolution
+    block = -resolution
     for start, length, *_ in slices:
-        short = length < resolution
-        count += not (short and start - until < resolution)
-        # A long slice ends a merged block: what follows is a new one.
-        until = start + length if short else -resolution
+        if length >= resolution:
+            count += 1
+            block = -resolution
+        elif start - block >= resolution:
+            count += 1
+            block = start
     return count
 
 
 def _merged(slices: Sequence[_Slice], resolution: int) -> Iterator[_Slice]:
-    """Yields slices, runs of short ones close to each other as one: the name and bucket that take longest in it."""
+    """Yields slices, short ones that begin close to each other as one: the name and bucket that take longest in it."""
     block: list[_Slice] = []
 
     def close() -> Iterator[_Slice]:
@@ -158,7 +161,7 @@ def _merged(slices: Sequence[_Slice], resolution: int) -> Iterator[_Slice]:
 
     for one in slices:
         start, length, *_ = one
-        if length >= resolution or (block and start - (block[-1][0] + block[-1][1]) >= resolution):
+        if length >= resolution or (block and start - block[0][0] >= resolution):
             yield from close()
         if length >= resolution:
             yield one
@@ -186,7 +189,7 @@ def _groups(
     for number, process in enumerate(processes):
         members.setdefault((process.node, lane_of(process).group), []).append(number)
     groups = []
-    for (node, name), numbers in sorted(members.items()):
+    for (node, name), numbers in sorted(members.items(), key=lambda item: (item[0][1] != ROLE_DRIVER, item[0])):
         numbers.sort(key=lambda number: (lane_of(processes[number]).rank or 0, processes[number].start_ns))
         sums = [[0] * BINS for _ in BUCKETS]
         for number in numbers:

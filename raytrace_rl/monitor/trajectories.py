@@ -20,6 +20,7 @@ from raytrace_rl.integrations._trajectories import (
     RL_TRAJECTORY_NODE_ATTR,
     RL_WEIGHT_VERSION_ATTR,
 )
+from raytrace_rl.monitor.believed import believed_count, believed_s
 from raytrace_rl.monitor.tables import MAX_LISTED
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def _read(row: SpanRow, link: Link, rows: dict[tuple[str, str], SpanRow]) -> Con
     attributes = link.attributes
     trace_id, span_id = link.trace_id.hex(), link.span_id.hex()
     target = rows.get((trace_id, span_id))
-    age = attributes.get(RL_TRAJECTORY_AGE_ATTR)
-    if not isinstance(age, (int, float)):
-        age = (row.start_ns - target.until_ns) / 1e9 if target is not None else None
+    age = believed_s(attributes.get(RL_TRAJECTORY_AGE_ATTR))
+    if age is None and target is not None:
+        age = believed_s((row.start_ns - target.until_ns) / 1e9)
     version = _integer(attributes, RL_WEIGHT_VERSION_ATTR)
     if version is None and target is not None:
         version = _integer(target.attributes, RL_WEIGHT_VERSION_ATTR)
@@ -137,7 +138,7 @@ def _read(row: SpanRow, link: Link, rows: dict[tuple[str, str], SpanRow]) -> Con
         trace_id,
         span_id,
         _integer(attributes, RL_TRAJECTORY_MADE_ATTR),
-        max(1, _integer(attributes, RL_TRAJECTORY_COUNT_ATTR) or 1),
+        believed_count(attributes.get(RL_TRAJECTORY_COUNT_ATTR)),
         age,
         version,
         _integer(attributes, RL_TRAJECTORY_LAG_ATTR),

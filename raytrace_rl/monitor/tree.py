@@ -41,6 +41,8 @@ class Tree:
         self.run = run
         self._rows: dict[str, SpanRow] = {}
         self._children: dict[str, list[SpanRow]] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._below: dict[int, list[SpanRow]] = {}
         for row in run.spans:
             self._rows[row.trace_id + row.span_id] = row
             if row.parent_span_id:
@@ -63,8 +65,21 @@ class Tree:
         """Returns the span that a link leads to, None where it is not in the run."""
         return self._rows.get(link.trace_id.hex() + link.span_id.hex())
 
-    def below(self, row: SpanRow) -> Iterator[SpanRow]:
-        """Yields all spans below ``row``, each once."""
+    def lane(self, process: Process) -> Lane:
+        """Returns `lane_of` a process of the run, remembered."""
+        found = self._lanes.get(process.key)
+        if found is None:
+            found = self._lanes[process.key] = lane_of(process)
+        return found
+
+    def below(self, step: SpanRow) -> list[SpanRow]:
+        """Returns all spans below a step, each once; remembered, for many ask."""
+        found = self._below.get(id(step))
+        if found is None:
+            found = self._below[id(step)] = list(self._walk(step))
+        return found
+
+    def _walk(self, row: SpanRow) -> Iterator[SpanRow]:
         seen = {id(row)}
         ahead = list(self.children(row))
         while ahead:

@@ -92,7 +92,7 @@ function drawHeat() {
   for (const heat of data.heat) {
     const { ranks, columns, values_ms: values } = heat;
     const sizes = values.flat().map(Math.abs).sort((a, b) => a - b);
-    const top = sizes[Math.floor(sizes.length * 0.98)] || sizes[sizes.length - 1] || 1;
+    const top = Math.max(heat.least_ms, sizes[Math.floor(sizes.length * 0.98)] || sizes[sizes.length - 1]) || 1;
     const high = Math.max(1, Math.min(16, Math.floor(640 / ranks.length)));
     const wide = Math.max(4, Math.min(24, Math.floor(960 / columns.length)));
     const canvas = element("canvas", { width: wide * columns.length, height: high * ranks.length, class: "heat" });

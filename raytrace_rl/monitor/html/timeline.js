@@ -248,7 +248,7 @@ class Timeline {
     if (right <= left) return;
     c.globalAlpha = dim ? 0.15 : code & FLAGS.merged ? 0.7 : 1;
     c.fillStyle = paint.buckets[bucket];
-    c.fillRect(left, y, right - left, height);
+    c.fillRect(left, y, right - left - (right - left > 4 ? 1 : 0), height);
     if (code & (FLAGS.truncated | FLAGS.error | FLAGS.open)) {
       c.fillStyle = code & FLAGS.open ? paint.accent : paint.hot;
       c.fillRect(right - Math.min(3, right - left), y, Math.min(3, right - left), height);
