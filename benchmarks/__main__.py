@@ -14,7 +14,16 @@ from typing import Final
 from benchmarks import table
 
 #: Suite (a module of this package with ``rows()``) and the seconds that it may take.
-SUITES: Final = {"spans": 300, "carriers": 120, "startup": 300, "stalls": 300, "calls": 600, "demo": 900}
+SUITES: Final = {
+    "spans": 300,
+    "carriers": 120,
+    "startup": 300,
+    "stalls": 300,
+    "calls": 600,
+    "demo": 900,
+    "relay": 600,
+    "monitor": 900,
+}
 _ONE: Final = "--one"
 
 

@@ -147,6 +147,7 @@ RULES: Final[dict[str, Rule]] = {
     "heartbeat_s": _heartbeat,
     "stack_after_s": _stack_after,
     "spool_max_mib": _max_mib,
+    "otlp_receiver": _boolean,
     "relay_idle_s": _relay_idle,
     "per_prompt_limit": _prompts,
 }

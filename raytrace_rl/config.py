@@ -40,6 +40,7 @@ __all__ = [
     "resolve",
     "resource_attributes",
     "sdk_disabled",
+    "source",
     "to_env",
 ]
 
@@ -79,6 +80,7 @@ class TelemetryConfig:
         heartbeat_s: Seconds between two signs of life of a process, 0.01 to 3600.
         stack_after_s: Seconds a span is open before its Python stack is noted, 0 to 1e9 (in effect never).
         spool_max_mib: Bound of a node's spools in MiB; None for the lesser of 4 GiB and 5 % of free space.
+        otlp_receiver: Each node listens for OTLP (`raytrace_rl.relay.address`), and keeps what comes with the run.
         relay_idle_s: Seconds without work after which a node's relay ends, 1 to 1e9.
         per_prompt_limit: Prompts of a step (outside any, of a rollout) whose ``PER_PROMPT`` spans are recorded, whole
             groups; None for all.
@@ -102,6 +104,7 @@ class TelemetryConfig:
     heartbeat_s: float = 1.0
     stack_after_s: float = 60.0
     spool_max_mib: int | None = None
+    otlp_receiver: bool = False
     relay_idle_s: float = 30.0
     per_prompt_limit: int | None = None
 
@@ -190,6 +193,12 @@ def to_env(config: TelemetryConfig) -> dict[str, str]:
     """Returns ``RAYTRACE_RL_<FIELD>`` for every field that has a value; `resolve` reads the same settings from them."""
     values = {field: getattr(config, field) for field in RULES}
     return {PREFIX + field.upper(): _env_text(value) for field, value in values.items() if value is not None}
+
+
+def source(field: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the variable that a field's value comes from; None if no variable says anything of it."""
+    found = _candidates(field, os.environ if environ is None else environ)
+    return found[0][0] if found else None
 
 
 def _candidates(field: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -52,6 +52,7 @@ OTHER = {
     "heartbeat_s": (0.25, "0.25"),
     "stack_after_s": (0.0, "0"),
     "spool_max_mib": (512, "512"),
+    "otlp_receiver": (True, "on"),
     "relay_idle_s": (2.5, "2.5"),
     "per_prompt_limit": (8, "8"),
 }
@@ -73,6 +74,7 @@ BAD = {
     "heartbeat_s": (0, "fast"),
     "stack_after_s": (math.inf, "nan"),
     "spool_max_mib": (0.5, "1_000"),
+    "otlp_receiver": ([], "nope"),
     "relay_idle_s": (0, "never"),
     "per_prompt_limit": (-1, "few"),
 }
@@ -109,6 +111,7 @@ def test_defaults_are_the_documented_ones():
         heartbeat_s=1.0,
         stack_after_s=60.0,
         spool_max_mib=None,
+        otlp_receiver=False,
         relay_idle_s=30.0,
         per_prompt_limit=None,
     )
@@ -314,6 +317,7 @@ _valid = st.builds(
     heartbeat_s=st.floats(0.01, 3600),
     stack_after_s=st.floats(0, 1e9),
     spool_max_mib=st.none() | st.integers(1, 2**40),
+    otlp_receiver=st.booleans(),
     relay_idle_s=st.floats(1, 1e9),
     per_prompt_limit=st.none() | st.integers(0, 2**40),
 )

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.relay.published import NAMESPACE
-from raytrace_rl.relay.relay import Relay
+from raytrace_rl.relay.relay import relay_for
 
 if TYPE_CHECKING:
-    from raytrace_rl._env_otlp import Settings
-    from raytrace_rl.relay.home import Home
+    from raytrace_rl.relay.work import Work
 
 #: Seconds for which it waits for the relay before it (a thread that hands over, one that was killed) to be gone.
 _HANDOVER_S: Final = 10.0
@@ -27,25 +26,14 @@ _RESTARTS: Final = 3
 
 
 class RelayActor:
-    """Runs a `Relay` until it is idle.
+    """Runs a `Relay` until it is idle."""
 
-    Args:
-        node_dir: ``RUN_DIR/spool/<node>`` of the node that it runs on.
-        settings: Where it sends what; None where nothing is sent.
-        home: Where it brings the spools; None where the node shares the run directory.
-        idle_s: Seconds without a live writer and with nothing unsent after which it ends.
-        bound_bytes: What the node's spools may take together.
-    """
-
-    def __init__(
-        self, node_dir: str, settings: Settings | None, home: Home | None, idle_s: float, bound_bytes: int
-    ) -> None:
+    def __init__(self, work: Work) -> None:
         import ray
 
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its INFO lines would end in the driver's output
         self._kill = ray.kill
         self._self = ray.get_runtime_context().current_actor
-        self._relay = Relay(node_dir, settings, home=home, idle_s=idle_s, bound_bytes=bound_bytes)
+        self._relay = relay_for(work)
         self._started = threading.Event()
         threading.Thread(target=self._begin, name="raytrace_rl-relay-begin", daemon=True).start()
 
@@ -72,16 +60,14 @@ class RelayActor:
         return {"pid": os.getpid(), "counts": self._relay.counts(), "failures": failures, "carried": carried}
 
 
-def ask(
-    node_dir: str, run_id: str, settings: Settings | None, home: Home | None, idle_s: float, bound_bytes: int
-) -> None:
+def ask(work: Work) -> None:
     """Asks for the relay of the node that this process is on; nothing happens if there is one."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     node_id = ray.get_runtime_context().get_node_id()
     options: dict[str, Any] = {
-        "name": f"{_prefix(run_id)}{node_id}",
+        "name": f"{_prefix(work.run_id)}{node_id}",
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
@@ -90,7 +76,7 @@ def ask(
         "max_concurrency": 4,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }
-    ray.remote(RelayActor).options(**options).remote(node_dir, settings, home, idle_s, bound_bytes)
+    ray.remote(RelayActor).options(**options).remote(work)
 
 
 def relays(run_id: str) -> list[Any]:

@@ -6,6 +6,7 @@ costs one system call or two, and everything else happens in a thread of its own
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import sys
@@ -14,13 +15,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl import _env_otlp, _state
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.relay import published
 from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.published import Published
+from raytrace_rl.relay.work import Work
+
+if TYPE_CHECKING:
+    from raytrace_rl.relay.home import Home
 
 #: Seconds between two looks whether the node has a relay.
 _LOOK_S: Final = 5.0
@@ -43,17 +48,26 @@ class Asker:
         idle_s: Seconds after which a relay without work ends.
         bound_bytes: What the node's spools may take together.
         sends: Whether spans are sent at all (``exporter="otlp"``). Without that there is a relay only where the node
-            does not share the driver's run directory, to bring its spools there.
+            does not share the driver's run directory, to bring its spools there, or where somebody is to listen.
+        receives: The relay listens for OTLP on the node.
     """
 
     def __init__(
-        self, node_dir: str | os.PathLike[str], run_id: str, *, idle_s: float, bound_bytes: int, sends: bool
+        self,
+        node_dir: str | os.PathLike[str],
+        run_id: str,
+        *,
+        idle_s: float,
+        bound_bytes: int,
+        sends: bool,
+        receives: bool = False,
     ) -> None:
         self._node_dir = Path(node_dir)
         self._run_dir = self._node_dir.parent.parent
         self._run_id = run_id
         self._idle_s = idle_s
         self._bound_bytes = bound_bytes
+        self._receives = receives
         self._lock = NodeLock(node_dir)
         self._settings = _env_otlp.settings() if sends else None
         self._relay: Any = None
@@ -76,7 +90,7 @@ class Asker:
             return
         self._look_at = now + self._look_s
         with_ray = _cluster() is not None
-        if not with_ray and self._settings is None:
+        if not with_ray and self._settings is None and not self._receives:
             return
         if not with_ray and now - self._born < _GRACE_S:
             self._look_at = self._born + _GRACE_S
@@ -114,15 +128,15 @@ class Asker:
     def _attach(self) -> None:
         if _cluster() is None:
             return
-        published.publish(self._run_id, self._settings, self._run_dir)
+        published.publish(self._run_id, self._settings, self._node_dir)
         self._attached = True
         self._ask()
 
     def _ask(self) -> None:
         if _cluster() is not None:
             self._ask_ray()
-        elif self._relay is None and self._settings is not None:
-            relay = self._new_relay()
+        elif self._relay is None and (self._settings is not None or self._receives):
+            relay = self._new_relay(receives=self._receives)
             if not self._over and relay.acquire():
                 self._relay = relay
                 relay.start()
@@ -132,7 +146,7 @@ class Asker:
             self._published = published.published(self._run_id)
         found = self._published
         shared = found is None or found.is_shared(self._run_dir)
-        if self._settings is None and shared:
+        if self._settings is None and shared and not self._receives:
             # Nothing to send, nothing to bring; a driver that attaches late is found a little later.
             self._look_s = math.inf if found is not None else min(self._look_s * 2, _LONGEST_LOOK_S)
             self._look_at = monotonic() + self._look_s
@@ -150,12 +164,15 @@ class Asker:
         if self._relay is not None:  # Ray has come after a thread was begun
             self._relay.stop()
             self._relay = None
-        actor.ask(str(self._node_dir), self._run_id, settings, home, self._idle_s, self._bound_bytes)
+        actor.ask(self._work(settings, home, receives=self._receives))
 
-    def _new_relay(self) -> Any:
-        from raytrace_rl.relay.relay import Relay
+    def _work(self, settings: _env_otlp.Settings | None, home: Home | None, *, receives: bool) -> Work:
+        return Work(str(self._node_dir), self._run_id, settings, home, self._idle_s, self._bound_bytes, receives)
 
-        return Relay(self._node_dir, self._settings, idle_s=self._idle_s, bound_bytes=self._bound_bytes)
+    def _new_relay(self, *, receives: bool = False) -> Any:
+        from raytrace_rl.relay.relay import relay_for
+
+        return relay_for(self._work(self._settings, None, receives=receives))
 
     # -- at the end -----------------------------------------------------------------------------------------------
 
@@ -171,7 +188,9 @@ class Asker:
         """
         self._over = True
         cluster = _cluster()
-        if (cluster is not None and not driver) or (self._settings is None and not self._attached):
+        if (cluster is not None and not driver) or (
+            self._settings is None and not self._attached and self._relay is None
+        ):
             return
         self._done = False
         work = partial(self._guarded, partial(self._finish, deadline, driver))
@@ -239,5 +258,6 @@ def _cluster() -> Any:
 
 
 def _need_grpc(settings: _env_otlp.Settings) -> None:
-    if any(endpoint is not None and endpoint.protocol == "grpc" for endpoint in settings.endpoints.values()):
-        import grpc  # noqa: F401
+    speaks_grpc = any(one is not None and one.protocol == "grpc" for one in settings.endpoints.values())
+    if speaks_grpc and importlib.util.find_spec("grpc") is None:
+        raise ImportError("No module named 'grpc'")

@@ -23,7 +23,12 @@ from raytrace_rl.spool import seal
 if TYPE_CHECKING:
     from raytrace_rl._env_otlp import Settings
     from raytrace_rl.relay.home import Home
+    from raytrace_rl.relay.receiver import Receiver
+    from raytrace_rl.relay.work import Work
 
+_NO_BOUND: Final = 1 << 62
+#: Seconds for the last of what others have sent, when it ends by itself.
+_LAST_S: Final = 5.0
 #: Seconds between two rounds of what a relay does besides sending.
 _TEND_S: Final = 1.0
 #: With nobody left to write and a receiver that takes nothing, a relay stays this many times its idle time: it must
@@ -40,6 +45,7 @@ class Relay:
         home: Where the spools are brought; None where the node shares the run directory.
         idle_s: Seconds without a live writer and with nothing unsent after which it ends by itself.
         bound_bytes: What the node's spools may take together; None where there is no bound.
+        receiver: What listens for OTLP on the node, if anything does.
 
     Attributes:
         lanes: One a signal that is sent.
@@ -54,6 +60,7 @@ class Relay:
         home: Home | None = None,
         idle_s: float = 30.0,
         bound_bytes: int | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
         """Raises ImportError where grpcio is needed and not installed."""
         self.node_dir = Path(node_dir)
@@ -69,6 +76,7 @@ class Relay:
         self._idle_s = idle_s
         self._bound_bytes = bound_bytes
         self._freed = room.Freed(0, 0)
+        self._receiver = receiver
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._busy_at = monotonic()
@@ -96,6 +104,11 @@ class Relay:
         Raises:
             RuntimeError: No more threads can be started.
         """
+        if self._receiver is not None:
+            try:
+                self._receiver.start()
+            except OSError as error:
+                _state.warn_once("receiver", "The local OTLP receiver cannot listen: %s", error)
         for lane in self.lanes:
             self._start_thread(lane.run, f"raytrace_rl-relay-{lane.signal.name}")
         if self.carrier is not None:
@@ -134,6 +147,7 @@ class Relay:
     def stop(self, timeout_s: float = 1.0) -> None:
         """Ends the threads and frees the lock. What was not acknowledged stays in the spools, for the next relay."""
         self._stopping.set()
+        self._close_receiver()
         for way in self._ways:
             way.stop()
         deadline = monotonic() + timeout_s
@@ -142,6 +156,12 @@ class Relay:
                 thread.join(max(0.0, deadline - monotonic()))
         self._write_status()
         self._lock.release()
+
+    def _close_receiver(self) -> bool:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+        return receiver is not None
 
     @property
     def _ways(self) -> list[Lane | Carrier]:
@@ -164,7 +184,11 @@ class Relay:
                 self._adopt()
                 self._free()
                 self._write_status()
+                if self._receiver is not None:
+                    self._receiver.intake.tend()
                 if self._is_idle():
+                    if self._close_receiver():
+                        self.drain(_LAST_S)
                     self.stop()
                     if ended is not None:
                         ended()
@@ -176,9 +200,12 @@ class Relay:
 
     def _is_idle(self) -> bool:
         now = monotonic()
-        if self._writers.any():
+        senders = self._receiver.intake.stems if self._receiver is not None else set()
+        if self._writers.any(but=senders):
             self._live_at = self._busy_at = now
-        elif any(lane.tail.unfinished for lane in self.lanes) or any(way.clear_at < now - 5 for way in self._ways):
+        elif any(stem not in senders for lane in self.lanes for stem, _ in lane.tail.states()) or any(
+            way.clear_at < now - 5 for way in self._ways
+        ):
             self._busy_at = now
         return now - self._busy_at >= self._idle_s or now - self._live_at >= self._idle_s * _PATIENCE
 
@@ -203,3 +230,28 @@ class Relay:
     def _write_status(self) -> None:
         found = {lane.signal.name: (lane.counts.as_dict(), lane.failure) for lane in self.lanes}
         self._status.write(found, self._freed._asdict())
+
+
+def relay_for(work: Work) -> Relay:
+    """Returns the relay that does ``work``.
+
+    Raises:
+        ImportError: grpcio is needed and not installed.
+    """
+    receiver = None
+    if work.receives:
+        from raytrace_rl.config import capture_content
+        from raytrace_rl.relay.intake import Intake
+        from raytrace_rl.relay.receiver import Receiver
+
+        run_dir = Path(work.node_dir).parent.parent
+        bound = work.bound_bytes if work.bound_bytes is not None else _NO_BOUND
+        receiver = Receiver(work.run_id, Intake(run_dir, work.run_id, bound, capture_content=capture_content()))
+    return Relay(
+        work.node_dir,
+        work.settings,
+        home=work.home,
+        idle_s=work.idle_s,
+        bound_bytes=work.bound_bytes,
+        receiver=receiver,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from raytrace_rl._interrupts import is_interrupt
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from raytrace_rl.relay.requests import Signal
 
 USER_AGENT: Final = f"OTel-OTLP-Exporter-raytrace_rl/{VERSION}"
+_VERBOSITY: Final = "GRPC_VERBOSITY"
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 #: After so many failures in a row the connection itself is in doubt (a peer that went silent): a new one is made.
 _DOUBT_AFTER: Final = 3
@@ -54,9 +57,7 @@ class GrpcSender:
     """One signal's way to one endpoint. Channels to one endpoint share a connection: gRPC sees to that."""
 
     def __init__(self, signal: Signal, endpoint: Endpoint) -> None:
-        import grpc
-
-        self._grpc: Any = grpc
+        self._grpc = _import_grpc()
         self._signal = signal
         self._endpoint = endpoint
         self._channel: Any = None
@@ -112,6 +113,19 @@ class GrpcSender:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+
+
+def _import_grpc() -> Any:
+    """Imports gRPC so that it does not print each restart of a collector into the output of a training run."""
+    quiet = "grpc" not in sys.modules and _VERBOSITY not in os.environ
+    if quiet:
+        os.environ[_VERBOSITY] = "ERROR"  # read while it is imported, and only then
+    try:
+        import grpc
+    finally:
+        if quiet:
+            os.environ.pop(_VERBOSITY, None)
+    return grpc
 
 
 def _status_details(error: Any) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from time import time_ns
 from typing import Final
@@ -26,10 +27,16 @@ class Writers:
         self._node_dir = Path(node_dir)
         self._over: set[str] = set()
 
-    def any(self) -> bool:
-        """Whether one lives; one of which that cannot be told counts for as long as its heart beats."""
+    def any(self, but: Container[str] = ()) -> bool:
+        """Whether one lives; one of which that cannot be told counts for as long as its heart beats.
+
+        Args:
+            but: Process names that do not count.
+        """
         try:
-            paths = [path for path in self._node_dir.glob("*.live") if path.name not in self._over]
+            paths = [
+                path for path in self._node_dir.glob("*.live") if path.name not in self._over and path.stem not in but
+            ]
         except OSError:
             return False
         for path in paths:

@@ -227,6 +227,8 @@ import sys, threading
 from raytrace_rl import _env_otlp
 from raytrace_rl.relay import lane
 from raytrace_rl.relay.relay import Relay
+
+pytest_plugins = ["tests.telemetry_fixtures"]
 lane.MAX_RECORDS = 500
 relay = Relay(sys.argv[1], _env_otlp.settings({"OTEL_EXPORTER_OTLP_ENDPOINT": sys.argv[2]}))
 assert relay.acquire(10)

@@ -21,6 +21,8 @@ import sys, time
 from raytrace_rl import setup
 from raytrace_rl.instrumentation import managed_span
 from raytrace_rl.relay import asking
+
+pytest_plugins = ["tests.telemetry_fixtures"]
 {before}
 handle = setup.init_telemetry_driver(
     {{"enabled": True, "span_groups": "all", "run_dir": sys.argv[1], "exporter": "otlp", "heartbeat_s": 0.05}}

@@ -18,6 +18,8 @@ from tests import spooling, writers
 from tests.running import wait_for
 from tests.spooling import SECOND, T0, Spool, ended, span
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 
 @pytest.fixture
 def far(tmp_path):

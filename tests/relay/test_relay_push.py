@@ -16,6 +16,8 @@ from tests import spooling, writers
 from tests.relay.otlp_server import partial_success, receiver
 from tests.spooling import Spool, ended, span
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 
 @pytest.fixture
 def server(monkeypatch):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import ray
 
 from raytrace_rl import setup, telemetry_session
-from raytrace_rl.relay import actor, asking, status
+from raytrace_rl.monitor import load_run
+from raytrace_rl.relay import actor, address, asking, status
 from raytrace_rl.relay.lock import NodeLock
 from tests.conftest import start_cluster
 from tests.relay.otlp_server import receiver
 from tests.relay.relay_actors import Writer
 from tests.running import wait_for
+
+pytest_plugins = ["tests.telemetry_fixtures"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -66,6 +71,12 @@ def relay_pid(run_id):
     return pid
 
 
+def most_mib(pid):
+    """The largest resident memory that a process has had."""
+    (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found) / 1024
+
+
 def test_one_relay_sends_for_all_and_comes_back_when_killed(server, tmp_path, monkeypatch):
     """Catches a relay a process, credentials in a worker's environment, and a run that goes dark with its relay."""
     with driving(tmp_path / "run", server, monkeypatch) as handle:
@@ -77,6 +88,7 @@ def test_one_relay_sends_for_all_and_comes_back_when_killed(server, tmp_path, mo
         assert "s3cret" not in str(ray.get(workers[0].environment.remote()))
         first = relay_pid(handle.run_id)
         assert len(actor.relays(handle.run_id)) == 1
+        assert most_mib(first) < 200
 
         os.kill(first, signal.SIGKILL)
         ray.get([one.write.remote("second", 50) for one in workers])
@@ -144,3 +156,21 @@ def test_a_driver_that_shuts_ray_down_first_sends_the_rest_itself(server, tmp_pa
     (node_dir,) = (tmp_path / "run" / "spool").iterdir()
     assert names(server) == {"work": 3000, "open": 1}
     assert status.read(node_dir)["traces"]["failure"] == ""
+
+
+def test_a_node_listens_for_others_when_asked(tmp_path, monkeypatch):
+    """Catches a receiver that nobody starts unless something is sent, or that a worker of the run cannot reach."""
+    settings = {"enabled": True, "span_groups": "all", "otlp_receiver": True, "heartbeat_s": 0.1}
+    handle = setup.init_telemetry_driver({**settings, "run_dir": str(tmp_path / "run")})
+    assert handle is not None
+    try:
+        start_cluster(num_cpus=2, runtime_env=setup.telemetry_runtime_env())
+        setup.attach_to_cluster()
+        worker = ray.remote(Writer).remote()
+        wait_for(lambda: address.socket_path(handle.run_id).exists(), "it listens")
+        assert str(ray.get(worker.send.remote(handle.run_id, "tool"))) == "SUCCESS"
+    finally:
+        setup.shutdown_telemetry()
+        ray.shutdown()
+    (row,) = [row for row in load_run(tmp_path / "run").spans if row.name == "tool"]
+    assert row.process.resource["service.name"] == "tools"

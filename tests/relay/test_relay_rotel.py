@@ -16,6 +16,8 @@ from tests.relay.real_collector import collector, free_ports
 from tests.running import attributes, running, wait_for
 from tests.spooling import Spool, ended, span
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 P = "OTEL_EXPORTER_OTLP_"
 
 

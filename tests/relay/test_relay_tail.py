@@ -13,6 +13,8 @@ from tests.relay.reading import numbers, read_all
 from tests.running import attributes, wait_for
 from tests.spooling import SECOND, T0, Spool, ended, span
 
+pytest_plugins = ["tests.telemetry_fixtures"]
+
 KINDS = (Kind.SPAN, Kind.SCOPE_SPANS)
 
 
