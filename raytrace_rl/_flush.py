@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from raytrace_rl import _handles, _live_threads, _metrics_pipeline, _process, _state, _targets, setup
+from raytrace_rl import _carrier, _handles, _live_threads, _metrics_pipeline, _process, _state, _targets, setup
 from raytrace_rl._interrupts import is_interrupt
 
 _METHOD: Final = "flush_telemetry"
 #: Share of the time that the actor itself may take, so that its answer comes back within the rest.
 _INNER: Final = 0.8
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class FlushReport(NamedTuple):
-    """Which actors answered.
+    """Which actors answered, each in one of these.
 
     Attributes:
         flushed: Their telemetry is complete.
         timed_out: No answer in time: busy, wedged, or not created yet.
         dead: They had died before they could answer.
+        incomplete: They answered and are flushed for good, but for threads or pool tasks that would not end in time:
+            the spans of these are truncated. Their own logs name them.
     """
 
     flushed: tuple[Any, ...] = ()
     timed_out: tuple[Any, ...] = ()
     dead: tuple[Any, ...] = ()
+    incomplete: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"{len(self.flushed)} flushed, {len(self.timed_out)} timed out, {len(self.dead)} dead"
+        text = f"{len(self.flushed)} flushed, {len(self.timed_out)} timed out, {len(self.dead)} dead"
+        return f"{text}, {len(self.incomplete)} incomplete" if self.incomplete else text
 
 
 def registered_actors() -> list[Any]:
@@ -43,7 +49,8 @@ def flush_actors(actors: Iterable[Any], timeout_s: float = 5.0, *, final: bool =
         actors: Handles, or ``traced`` views of them. Actors that are no `TracedActor` have nothing to flush: they are
             left out, with one warning. With telemetry off here nobody is asked.
         timeout_s: Seconds for all of them together.
-        final: Shut their telemetry down; see `TracedActor.flush_telemetry`.
+        final: Shut their telemetry down; see `TracedActor.flush_telemetry`. An actor's own ``flush_telemetry`` is
+            called with what it takes of ``timeout_s`` and ``final``.
     """
     try:
         return _flush_actors(list(actors), timeout_s, final=final)
@@ -117,8 +124,9 @@ def flush_process(timeout_s: float, quiesce_timeout_s: float | None = None, *, f
     Returns:
         True if no traced thread was left running.
     """
+    timeout_s = _seconds(timeout_s)
     deadline = monotonic() + timeout_s
-    quiesce_s = timeout_s / 2 if quiesce_timeout_s is None else min(quiesce_timeout_s, timeout_s)
+    quiesce_s = timeout_s / 2 if quiesce_timeout_s is None else min(_seconds(quiesce_timeout_s), timeout_s)
     left = _live_threads.join(quiesce_s)
     if left:
         _state.logger.warning("Flushed while traced threads still ran: %s", ", ".join(left))
@@ -129,36 +137,63 @@ def flush_process(timeout_s: float, quiesce_timeout_s: float | None = None, *, f
     return not left
 
 
-def flush_called_process(_actor: Any, timeout_s: float) -> bool:
+def flush_called_process(_actor: Any, timeout_s: float, *, final: bool = True) -> bool | None:
     """Flushes the process of an actor that knows nothing of it, called there by Ray's own ``__ray_call__``.
 
     Returns:
-        False if no telemetry runs there.
+        What `flush_process` does; None if no telemetry runs there.
     """
     if setup.get_telemetry_handle() is None:
-        return False
-    flush_process(timeout_s)
-    return True
+        return None
+    return flush_process(timeout_s, final=final)
+
+
+def _seconds(timeout_s: float) -> float:
+    """Returns a time to wait; none for what is below zero or no number (nan would never be over)."""
+    return timeout_s if timeout_s > 0 else 0.0
+
+
+def _asking(parameters: Any, timeout_s: float, *, final: bool) -> dict[str, Any] | None:
+    """Returns the keywords for an actor's ``flush_telemetry``: those of ours that it takes, for it may be its own.
+
+    Args:
+        parameters: Its parameters, as the actor's handle has them.
+        timeout_s, final: What it is to be told.
+
+    Returns:
+        None if it cannot be called with these: it needs others.
+    """
+    given = parameters.parameters.values() if isinstance(parameters, inspect.Signature) else parameters
+    of_user = [each for each in given if each.name not in ("self", _carrier.KEYWORD)]
+    any_name = any(each.kind == each.VAR_KEYWORD for each in of_user)
+    by_name = {each.name for each in of_user if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    ours = {"timeout_s": timeout_s, "final": final}
+    keywords = {name: value for name, value in ours.items() if any_name or name in by_name}
+    needed = {each.name for each in of_user if each.default is each.empty and each.kind not in _VARIADIC}
+    return keywords if needed <= keywords.keys() else None
 
 
 def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes: bool = False) -> FlushReport:
+    timeout_s = _seconds(timeout_s)
     deadline = monotonic() + timeout_s
     if not actors or _process.current is None:
         return FlushReport()
     import ray
 
-    # An answer counts unless it is False from a process without telemetry.
     asked: dict[Any, Any] = {}
     by_process: set[Any] = set()
     flushed: list[Any] = []
     timed_out: list[Any] = []
     dead: list[Any] = []
+    incomplete: list[Any] = []
     for actor in {_handles.actor_id(actor): actor for actor in actors}.values():
         try:
-            if _targets.method_signature(actor, _METHOD) is not None:
-                asked[actor.flush_telemetry.remote(timeout_s * _INNER, final=final)] = actor
-            elif processes:
-                ref = actor.__ray_call__.remote(flush_called_process, timeout_s * _INNER)
+            parameters = _targets.method_signature(actor, _METHOD)
+            keywords = None if parameters is None else _asking(parameters, timeout_s * _INNER, final=final)
+            if keywords is not None:
+                asked[actor.flush_telemetry.remote(**keywords)] = actor
+            elif processes or parameters is not None:  # one with a flush of its own that needs what we do not have
+                ref = actor.__ray_call__.remote(flush_called_process, timeout_s * _INNER, final=final)
                 asked[ref] = actor
                 by_process.add(ref)
             else:
@@ -175,7 +210,9 @@ def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes
         try:
             # No time is needed: what is ready, and as small as this, is in this process already.
             answer = ray.get(ref, timeout=max(0.0, deadline - monotonic()))
-            if answer or ref not in by_process:
+            if answer is False and final:  # else threads that go on are cut short by nothing
+                incomplete.append(asked[ref])
+            elif answer is not None or ref not in by_process:  # None: a process without telemetry
                 flushed.append(asked[ref])
         except ray.exceptions.RayActorError:
             dead.append(asked[ref])
@@ -187,4 +224,4 @@ def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes
             _state.warn_once("flush-answer", "%r could not be flushed: %r", asked[ref], error)
             if ref not in by_process:  # a worker in whose environment this package is missing has no telemetry
                 timed_out.append(asked[ref])
-    return FlushReport(tuple(flushed), tuple(timed_out), tuple(dead))
+    return FlushReport(tuple(flushed), tuple(timed_out), tuple(dead), tuple(incomplete))

@@ -9,6 +9,7 @@ what they see. How a call gets the trace context is `dispatch`'s business: ``tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from raytrace_rl import _carrier, _flush
@@ -16,7 +17,7 @@ from raytrace_rl._workers import end, env, layout
 from raytrace_rl._workers.builder import RayWorkerBuilder
 from raytrace_rl._workers.futures import MultiWorkerFuture
 from raytrace_rl._workers.placement import RayVirtualCluster, ResourceInsufficientError
-from raytrace_rl._workers.sharded_calls import ShardedCalls, shared
+from raytrace_rl._workers.sharded_calls import ShardedCalls, dealt, shared
 from raytrace_rl._workers.sharding import NamedSharding
 
 __all__ = [
@@ -152,21 +153,20 @@ class RayWorkerGroup:
             One future a worker called, by rank.
 
         Raises:
-            ValueError: A list is not as long as there are workers to call, or there is none.
+            ValueError: A list is not as long as there are workers to call, there is none, or it is no list.
         """
         ranks = self._ranks(run_rank_0_only_axes)
         if not args and not kwargs:
             raise ValueError("no data: run_all_workers_single_data calls every worker alike")
-        for name, values in [*((f"argument {i}", value) for i, value in enumerate(args)), *kwargs.items()]:
-            if len(values) != len(ranks):
-                raise ValueError(f"{name} has {len(values)} values for {len(ranks)} workers")
+        deal = partial(dealt, size=len(ranks), each="values", places="workers")
+        own = [deal(f"argument {i}", value) for i, value in enumerate(args)]
+        named = {name: deal(name, value) for name, value in kwargs.items()}
         common = dict(common_kwargs or {})
-        return [
-            getattr(self._workers[rank], method_name).remote(
-                *(value[at] for value in args), **{name: value[at] for name, value in kwargs.items()}, **common
-            )
-            for at, rank in enumerate(ranks)
-        ]
+        futures = []
+        for at, rank in enumerate(ranks):
+            kept = {name: value[at] for name, value in named.items()}
+            futures.append(getattr(self._workers[rank], method_name).remote(*(v[at] for v in own), **kept, **common))
+        return futures
 
     def run_all_workers_sharded_data(
         self,
@@ -194,8 +194,8 @@ class RayWorkerGroup:
             common_kwargs: Keywords that go to every worker called as they are, dummy calls included.
 
         Raises:
-            ValueError: The group has no axes, there is no axis of that name, one is both sharded and replicated, or
-                data does not fit the axes.
+            ValueError: The group has no axes, there is no axis of that name, one stands there twice or is both sharded
+                and replicated, or data does not fit the axes.
         """
         sharding = self._sharding()
         calls = ShardedCalls(sharding, in_sharded_axes or (), replicate_on_axes or (), output_is_replicated or ())
@@ -229,7 +229,7 @@ class RayWorkerGroup:
         return future_bundle.get_results(self, return_generators_as_proxies, timeout=timeout)
 
     def shutdown(self, cleanup_method: str | None = None, timeout: float | None = 30.0, force: bool = False) -> bool:
-        """Cleans the workers up, flushes their telemetry, and then kills them, whatever has died or hangs.
+        """Cleans the workers up, flushes their telemetry, then kills them, whatever has died or hangs.
 
         Args:
             cleanup_method: Called on every worker first.

@@ -255,6 +255,37 @@ def test_a_flush_does_not_wait_for_ever(traced_test):
     assert traced_test.one("endless thread").truncated
 
 
+@pytest.mark.parametrize("whole", ["actors", "group"])
+def test_who_left_threads_behind_is_not_flushed_but_incomplete(whole, traced_test):
+    """Catches a report that calls telemetry complete though a thread's spans were cut short."""
+    actor = traced(remote(traced_actors.Worker).remote())
+    get(actor.in_thread.remote("endless thread", None))
+    group = SimpleNamespace(workers=[actor])
+    report = flush_actors([actor], 2) if whole == "actors" else flush_group(group, 2)
+    assert report == FlushReport(incomplete=(actor,))
+    assert str(report) == "0 flushed, 0 timed out, 0 dead, 1 incomplete"
+    assert traced_test.one("endless thread").truncated
+
+
+@pytest.mark.parametrize("name", ["OwnFlush", "NamedFlush", "DemandingFlush"])
+def test_a_flush_of_its_own_is_called_with_what_it_takes(name, traced_test, caplog):
+    """Catches an actor that counts as timed out though it was never asked."""
+    actor = traced(remote(getattr(traced_actors, name)).remote())
+    get(actor.work.remote("x"))
+    pid = traced_test.one("x").pid
+    assert flush_actors([actor], 20) == FlushReport(flushed=(actor,))
+    assert closed(pid, traced_test)
+    assert not [record for record in caplog.records if record.name == "raytrace_rl"]
+
+
+def test_a_process_in_which_nothing_of_ours_knows_the_actor_may_be_incomplete_too(traced_test):
+    """Catches threads that are left behind, in an actor whose process is flushed from outside."""
+    actor = traced(remote(traced_actors.DemandingFlush).remote())
+    get(actor.in_thread.remote("endless thread", None))
+    assert flush_actors([actor], 2) == FlushReport(incomplete=(actor,))
+    assert flush_actors([actor], float("nan")).timed_out in {(), (actor,)}, "nobody waits for a time that is none"
+
+
 def test_an_async_actor_s_loop_goes_on_during_a_flush(traced_test):
     """Catches a flush that blocks the event loop on which the work that it waits for depends."""
     actor = traced(remote(traced_actors.Async).remote(1))

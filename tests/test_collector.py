@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import queue
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -313,6 +315,155 @@ def test_a_wake_that_fails_is_one_warning(threads, caplog):
     assert caplog.text.count("nothing there") == 1
 
 
+def test_a_wake_that_blocks_holds_up_neither_the_flush_nor_the_others(telemetry, threads, caplog):
+    """Catches a sentinel for a full queue that keeps the flush, or the waits behind it, for ever."""
+    full: queue.Queue[None] = queue.Queue(maxsize=1)
+    full.put(None)
+    let_go, behind = threading.Event(), threading.Event()
+
+    def sentinel() -> None:
+        full.put(None, timeout=30)
+
+    threads.wake_on_stop(sentinel, behind)
+    threads.thread(behind.wait, args=(30,), name="behind").start()
+    started = time.monotonic()
+    assert threads.quiesce(20) == []
+    assert time.monotonic() - started < 10
+    threads.thread(let_go.wait, args=(30,), name="rollout-3").start()
+    started = time.monotonic()
+    left = threads.quiesce(0.4)
+    assert time.monotonic() - started < 5
+    assert left == ["rollout-3", f"wake_on_stop({sentinel.__qualname__})"], "who hangs is named, and called once"
+    assert f"{sentinel.__qualname__}) of a collector hangs" in caplog.text
+    let_go.set()
+    full.get()
+
+
+def test_a_wake_that_ends_its_thread_does_not_end_the_waking(threads, caplog):
+    """Catches waits that nobody wakes any more because the function before them called ``sys.exit``."""
+    behind = threading.Event()
+    threads.wake_on_stop(sys.exit, behind)
+    threads.thread(behind.wait, args=(30,)).start()
+    assert threads.quiesce(10) == []
+    assert "wake_on_stop(exit) of a collector failed: SystemExit" in caplog.text
+
+
+def test_a_callback_of_a_cancelled_task_that_blocks_does_not_hold_up_the_flush(threads):
+    """Catches a flush that runs the user's callbacks, of tasks that it cancels, in its own thread."""
+    busy, let_go = threading.Event(), threading.Event()
+    pool = threads.pool(1)
+
+    def work() -> None:
+        busy.set()
+        let_go.wait(30)
+
+    pool.submit(work)
+    assert busy.wait(10)
+    pool.submit(int).add_done_callback(lambda _future: let_go.wait(30))
+    started = time.monotonic()
+    assert threads.quiesce(0.4)
+    assert time.monotonic() - started < 5
+    let_go.set()
+    pool.shutdown(wait=True)
+
+
+def test_a_time_that_is_no_number_is_none(threads):
+    """Catches a flush that compares with nan, which is never over."""
+    let_go = threading.Event()
+    threads.thread(let_go.wait, args=(30,), name="rollout").start()
+    assert threads.quiesce(float("nan")) == threads.quiesce(-1) == ["rollout"]
+    let_go.set()
+
+
+def test_code_of_the_users_is_not_run_in_the_flushing_thread_where_there_is_no_other(threads, monkeypatch):
+    """Catches a flush without a deadline on a machine that is out of threads; what cannot block is still woken."""
+    parked, called = threading.Event(), threading.Event()
+    threads.wake_on_stop(called.set, parked)
+    threads.thread(parked.wait, args=(30,), name="parked").start()
+    real = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith("raytrace_rl-"):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert threads.quiesce(10, called.set) == ["stop_collection"]
+    assert not called.is_set()
+
+
+def test_whatever_gives_a_coroutine_is_run_in_a_loop(telemetry, threads):
+    """Catches a rollout that never runs: a callable object or a lambda does not look like a coroutine function."""
+
+    class Rollout:
+        async def __call__(self, name: str) -> None:
+            await asyncio.sleep(0)
+            recorded(name)
+
+        def start(self, name: str) -> Any:
+            return self(name)
+
+    rollout = Rollout()
+    targets: list[Any] = [rollout, rollout.start, functools.partial(rollout), lambda name: rollout(name)]
+    for n, target in enumerate(targets):
+        threads.thread(target, args=(f"rollout-{n}",)).start()
+    assert threads.quiesce(10) == []
+    job = telemetry.span("job").span_id
+    assert [telemetry.span(f"rollout-{n}").parent_span_id for n in range(len(targets))] == [job] * len(targets)
+
+
+def test_a_coroutine_behind_a_function_is_cancelled_too(telemetry, threads):
+    """Catches a rollout that nobody can stop because it came out of a lambda."""
+    there = threading.Event()
+
+    async def rollout() -> None:
+        with managed_span("rollout", "rollout"):
+            there.set()
+            await asyncio.sleep(600)
+
+    threads.thread(lambda: rollout()).start()
+    assert there.wait(10)
+    assert threads.quiesce(2) == []
+    assert "rl.truncated" not in attributes(telemetry.span("rollout"))
+
+
+def test_a_generator_for_a_target_is_said_to_have_run_nothing(threads, caplog):
+    """Catches a rollout with a stray ``yield``, of which a thread runs nothing, without a word."""
+
+    async def rollout() -> Any:
+        yield 1
+
+    threads.thread(rollout).start()
+    assert threads.quiesce(10) == []
+    assert "nothing of it has run" in caplog.text
+
+
+def test_a_coroutine_cannot_wake_and_is_not_lost_without_a_word(threads, caplog):
+    """Catches a wake that is never awaited."""
+
+    async def wake() -> None: ...
+
+    threads.wake_on_stop(wake, lambda: wake())
+    let_go = threading.Event()
+    threads.wake_on_stop(let_go)
+    threads.thread(let_go.wait, args=(30,)).start()
+    assert threads.quiesce(10) == []
+    assert "A function cannot be woken" in caplog.text
+    assert "returned a coroutine" in caplog.text
+
+
+def test_a_stop_may_be_a_coroutine_function(threads):
+    """Catches a stop that is made, and never awaited, so that the loop goes on."""
+    stopped = threading.Event()
+
+    async def stop() -> None:
+        await asyncio.sleep(0)
+        stopped.set()
+
+    threads.thread(stopped.wait, args=(30,)).start()
+    assert threads.quiesce(10, stop) == []
+
+
 # ------------------------------------------------------------------------------------------------------- as an object
 
 
@@ -391,6 +542,23 @@ def test_an_async_flush_needs_no_thread_of_the_loops(telemetry):
     thread.start()
     assert asyncio.run(main())
     assert not thread.is_alive()
+
+
+def test_an_async_collectors_stop_runs_in_its_own_loop(telemetry):
+    """Catches an ``async def stop_collection`` that is never awaited, or in a loop that knows nothing of its tasks."""
+
+    class AsyncCollector(Collector):
+        async def stop_collection(self) -> None:  # type: ignore[override]
+            self.stopped_in = asyncio.get_running_loop()
+            self.running = False
+
+    async def main() -> bool:
+        flushed: bool = await asyncio.wait_for(collector.flush_telemetry(10), 20)
+        return flushed and collector.stopped_in is asyncio.get_running_loop()
+
+    collector = AsyncCollector()
+    collector.rollout_thread(collector.loop).start()
+    assert asyncio.run(main())
 
 
 def test_off_a_collector_works_all_the_same():

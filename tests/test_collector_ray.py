@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raytrace_rl import dispatch_with_trace_context, traced
-from raytrace_rl.actors import flush_actors, flush_and_kill
+from raytrace_rl.actors import FlushReport, flush_actors, flush_and_kill
 from tests import collector_actors
 from tests.readback import wait_until
 
@@ -67,6 +67,13 @@ def test_a_wedged_rollout_costs_its_budget_and_is_named(traced_test):
     cut = [row for row in traced_test.all() if row.name == "rollout" and row.trace_id == traced_test.trace_id]
     assert [row.truncated for row in sorted(cut, key=lambda row: row.attributes["batch"])] == [True, False, False]
     flush_and_kill([collector])
+
+
+def test_a_wedged_rollout_shows_in_the_report(traced_test):
+    """Catches a collector that is reported as flushed though a rollout of it was cut short."""
+    collector, _ = started("Collector", wedged=600.0)
+    report = flush_and_kill([collector], timeout_s=3)
+    assert report == FlushReport(incomplete=(collector,))
 
 
 def test_a_flush_in_between_leaves_it_running(traced_test):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
+import gc
 import pickle
+import queue
 import types
-from collections import UserDict, deque
+import weakref
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -250,6 +256,155 @@ def test_an_argument_that_cannot_be_looked_at_costs_attributes_alone(telemetry, 
     assert len([record for record in caplog.records if record.name == "raytrace_rl"]) == 1
 
 
+class NoAttributes:
+    """A payload whose ``__getattr__`` fails in its own way; what is looked up on its class does not."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class NoText:
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+class NoLength:
+    def __len__(self) -> int:
+        raise LookupError("no length")
+
+
+def test_an_argument_that_fails_costs_what_it_would_say_itself(telemetry):
+    """Catches a payload, or one broken argument, that takes partition, keys and bytes of all others along."""
+
+    class Store:
+        def put(self, data: Any, keys: Any = None, partition_id: Any = None) -> Any:
+            return NoAttributes()
+
+    store = traced_data_plane(Store())
+    said_of = []
+    for data, keys, partition in (
+        (NoAttributes(), ["a", "b"], "p"),
+        (np.zeros(5, dtype=np.int8), NoLength(), "p"),
+        (np.zeros(5, dtype=np.int8), ["a"], NoText()),
+        (Meta("p", ["a"]), None, None),
+    ):
+        store.put(data, keys=keys, partition_id=partition)
+        span = [row for row in telemetry.spans() if row.name == "rl.data_plane.put"][-1]
+        found = attributes(span)
+        said_of.append([found.get(f"rl.data_plane.{key}") for key in ("partition", "num_keys", "num_bytes")])
+    assert said_of == [["p", 2, 0], ["p", None, 5], [None, 1, 5], ["p", 1, 0]]
+
+
+def test_a_payload_is_not_asked_for_attributes_that_it_has_not(telemetry, client):
+    """Catches a lazy object that is loaded because we looked for a partition in it."""
+    asked: list[str] = []
+
+    class Lazy:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return [1]
+
+    client.later(Lazy())
+    assert telemetry.span("rl.data_plane.later")
+    assert [name for name in asked if not name.startswith("__")] == []
+
+
+class Ring(list[Any]):
+    """A replay buffer that is a container, with operators."""
+
+    def push(self, item: Any) -> None:
+        self.append(item)
+
+    def __lt__(self, other: Any) -> bool:
+        return len(self) < len(other)
+
+    def __add__(self, other: Any) -> Any:
+        return Ring([*self, *other])
+
+    def __radd__(self, other: Any) -> Any:
+        return Ring([*other, *self])
+
+    def __neg__(self) -> str:
+        return "negative"
+
+    def __index__(self) -> int:
+        return len(self)
+
+    def __str__(self) -> str:
+        return "ring"
+
+    def __matmul__(self, other: Any) -> Any:
+        return type(other).__mro__[0]
+
+
+def test_operators_are_the_clients(telemetry):
+    """Catches an operation that works on the client and not on its view."""
+    plain = Ring([1, 2])
+    view: Any = traced_data_plane(plain)
+    other: Any = traced_data_plane(Ring([3]))
+    assert (view < other, other < view, view > other, view >= [1, 2], view != other) == (False, True, False, True, True)
+    assert view + [3] == [*view, 3] == [1, 2, 3]  # noqa: RUF005 - the operator is what is tested
+    assert [0] + view == [0, 1, 2]  # noqa: RUF005
+    assert view + other == [1, 2, 3]
+    assert view @ other is Ring, "the other operand is the client as well"
+    assert list(reversed(view)) == [2, 1]
+    assert ([9, 8, 7][view], -view, str(view), f"{view}") == (7, "negative", "ring", "ring")
+    before = view
+    view += [3]
+    assert view is before, "what works in place gives the view back"
+    assert plain == [1, 2, 3]
+    copied = copy.copy(view)
+    assert copied == plain
+    assert copied is not plain
+    with pytest.raises(TypeError):
+        _ = traced_data_plane(Client()) < traced_data_plane(Client())  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        reversed(traced_data_plane(object()))  # type: ignore[call-overload]
+    view.push(4)
+    assert [span.name for span in telemetry.spans()] == ["rl.data_plane.push"]
+
+
+def _builtin_method() -> Any:
+    class Queue(queue.SimpleQueue[Any]):
+        pass
+
+    return Queue()
+
+
+def _closure() -> Any:
+    class Client:
+        put: Any
+
+    client = Client()
+    client.put = lambda item, own=client: None
+    return client
+
+
+def _dynamic_class() -> Any:
+    class Store:
+        def put(self, item: Any) -> None: ...
+
+    return Store()
+
+
+def _partial() -> Any:
+    client = _dynamic_class()
+    client.put = functools.partial(type(client).put, client)
+    return client
+
+
+@pytest.mark.parametrize("make", [_builtin_method, _closure, _dynamic_class, _partial])
+def test_a_client_is_not_kept_alive(make, telemetry):
+    """Catches a cache that holds clients, or classes, and the buffers behind them for ever."""
+    client = make()
+    gone = [weakref.ref(client), weakref.ref(type(client))]
+    traced_data_plane(client).put(bytes(10))
+    assert said(telemetry, "put")["num_bytes"] == 10
+    del client
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * len(gone)
+
+
 def test_the_span_is_current_inside(telemetry):
     """Catches spans of the client's own, or of its RPC library, that hang beside the operation."""
 
@@ -315,6 +470,74 @@ def test_payload(value, num_bytes, complete):
     found = payload_of([value])
     assert found.complete is complete
     assert num_bytes is None or found.num_bytes == num_bytes
+
+
+class Loading:
+    """What a container that loads from a disk when it is asked is made of."""
+
+    def values(self) -> Any:
+        pytest.fail("loaded")
+
+    def __getitem__(self, key: Any) -> Any:
+        pytest.fail("loaded")
+
+    def __iter__(self) -> Any:
+        pytest.fail("loaded")
+
+    def __len__(self) -> int:
+        raise AssertionError("loaded")
+
+    def keys(self) -> Any:
+        pytest.fail("loaded")
+
+
+class LazyDict(Loading, dict[str, Any]): ...
+
+
+class LazyList(Loading, list[Any]): ...
+
+
+class LazyUserDict(Loading, UserDict[str, Any]): ...
+
+
+class LazyMapping(Loading, Mapping[str, Any]): ...
+
+
+@dataclass
+class LazyField:
+    """A field that a property stands for."""
+
+    kept: Any
+    loaded: Any = None
+
+
+LazyField.loaded = property(lambda self: pytest.fail("loaded"), lambda self, value: None)
+
+
+@dataclass(slots=True)
+class Slotted:
+    ids: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (LazyDict(a=b"123"), Payload(3, complete=False)),
+        (LazyList([b"123"]), Payload(3, complete=False)),
+        (LazyUserDict(), Payload(0, complete=False)),
+        (LazyMapping(), Payload(0, complete=False)),
+        (Loading(), Payload(0, complete=False)),
+        (LazyField(b"123"), Payload(3, complete=False)),
+        (OrderedDict(a=b"123"), Payload(3, complete=True)),
+        (defaultdict(list, a=b"123"), Payload(3, complete=True)),
+        (Slotted(b"123"), Payload(3, complete=True)),
+        (torch.Size([1, 2]), Payload(0, complete=True)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_container_is_looked_into_and_never_asked(value, found):
+    """Catches a lazy mapping that is loaded, or walked without end, so that its bytes can be counted."""
+    assert payload_of([value]) == found
 
 
 def test_a_circle_has_an_end():

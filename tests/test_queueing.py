@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from raytrace_rl.monitor import load_run
+from raytrace_rl.monitor.drawing import percent, seconds
 from raytrace_rl.monitor.queueing import queueing
 from raytrace_rl.monitor.report import text
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
@@ -85,3 +87,31 @@ def test_a_run_without_calls(tmp_path):
     run = load_run(spool.run_dir)
     assert queueing(run) == {"calls": 0, "below_zero": 0, "other_node": 0, "unknown_node": 0, "ranks": []}
     assert "Queueing" not in text(run)
+
+
+@pytest.mark.parametrize("queued_ns", [2**62, -(2**62)])
+def test_a_delay_that_no_two_clocks_could_make_is_not_believed(queued_ns, tmp_path):
+    """Catches a damaged number of a file that becomes a rank's longest wait."""
+    spool = Spool(tmp_path / "run")
+    rows = [span(1, 0, 9), span(2, 1, 2, parent=1, rl__queued_ns=queued_ns), span(3, 1, 2, parent=1, rl__queued_ns=MS)]
+    spool.segment(10, ended(*rows), heartbeat_ns=T0 + 9 * SECOND, resource=_worker(0))
+    found = queueing(load_run(spool.run_dir))
+    assert (found["calls"], found["below_zero"], found["ranks"][0]["max_s"]) == (1, 0, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("value", "drawn"),
+    [
+        (0.0, "0s"),
+        (-5.0, "-5.00s"),
+        (90_000, "1d01h"),
+        (math.inf, "n/a"),
+        (math.nan, "n/a"),
+        (1e308, "1e+308s"),
+        (2**62, "5e+18s"),
+    ],
+)
+def test_any_number_can_be_drawn(value, drawn):
+    """Catches a report that ends because one number of it is not finite, or a column of three hundred digits."""
+    assert seconds(value) == drawn
+    assert percent(math.inf) == percent(math.nan) == "n/a"

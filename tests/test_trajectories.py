@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from raytrace_rl import (
     TraceContext,
     _encode,
+    cli,
     current_trace_carrier,
     iteration_scope,
     managed_span,
@@ -41,6 +47,40 @@ def made(version: int | None = None, ago_s: float = 0.0, of: str = PARENT) -> di
     """A carrier as `trajectory_carrier` writes it, made ``ago_s`` seconds ago."""
     scopes = "" if version is None else f"w={version}"
     return {"traceparent": of, "raytrace": f"{scopes}|{time.time_ns() - int(ago_s * 1e9)},here"}
+
+
+def packed(*values: Any) -> np.ndarray[Any, Any]:
+    """An object array, as verl's ``DataProto`` keeps what is no tensor."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+class DataProto:
+    """In the shape of verl's: columns, and rows by index. Its row is a class of its own."""
+
+    def __init__(self, non_tensor_batch: dict[str, Any]) -> None:
+        self.batch = None
+        self.non_tensor_batch = non_tensor_batch
+
+    def __len__(self) -> int:
+        return len(next(iter(self.non_tensor_batch.values())))
+
+    def __getitem__(self, item: int) -> Any:
+        return SimpleNamespace(batch=None, non_tensor_batch={k: v[item] for k, v in self.non_tensor_batch.items()})
+
+
+class NonTensorStack:
+    """In the shape of TensorDict's: its items are wrappers, ``tolist`` has what is in them."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def __iter__(self) -> Any:
+        return iter([SimpleNamespace(data=value) for value in self._values])
+
+    def tolist(self) -> list[Any]:
+        return list(self._values)
 
 
 # ----------------------------------------------------------------------------------------------- the carrier and links
@@ -105,12 +145,69 @@ def test_the_training_span_links_to_the_rollouts(telemetry):
         {"trace_carrier": [made(), made(), {}]},
         [{"trace_carrier": [made()]}, {"other": 1}, Trajectory(), None, 7],
         iter([Trajectory(made())]),
+        {"trace_carrier": packed(made(), made())},
+        [{"trace_carrier": packed(made())}, Trajectory(np.array(made(), dtype=object))],
+        {"trace_carrier": packed([made()], (made(), {}))},
+        {"trace_carrier": (carrier for carrier in (made(), made()))},
+        {"trace_carrier": {"a": made()}.values()},
+        packed(made(), made()),
+        DataProto({"trace_carrier": packed(made(), made())}),
+        {"trace_carrier": NonTensorStack([made(), made()])},
     ],
-    ids=["carriers", "mappings", "objects", "a batch of columns", "mixed", "an iterator"],
+    ids=[
+        *("carriers", "mappings", "objects", "a batch of columns", "mixed", "an iterator"),
+        *("an object array", "arrays of one", "arrays of lists", "a generator", "a view", "an array of carriers"),
+        *("verl's batch", "TensorDict's"),
+    ],
 )
-def test_a_carrier_is_found_wherever_a_sample_keeps_it(batch, telemetry):
-    """Catches samples that must be of one particular class."""
-    assert rollout_links(batch)
+def test_a_carrier_is_found_wherever_a_sample_keeps_it(batch, telemetry, caplog):
+    """Catches samples that must be of one particular class, and a batch's carriers that vanish without a word."""
+    links = rollout_links(batch)
+    assert links
+    assert not caplog.records
+    for row in batch if isinstance(batch, DataProto) else ():
+        assert len(rollout_links([row])) == 1
+
+
+@pytest.mark.parametrize("kept", ["text", 7, np.zeros(3), torch.zeros(3), [[[[[[{}]]]]]], object()], ids=repr)
+def test_what_is_no_carrier_is_a_warning(kept, telemetry, caplog):
+    """Catches carriers in a packing that nobody knows, which look like a batch without any."""
+    assert rollout_links({"trace_carrier": kept}) == []
+    assert "stands where carriers of trajectories should" in caplog.text
+
+
+def test_a_batch_without_carriers_is_one_warning_and_empty_ones_are_none(telemetry, caplog):
+    """Catches a key that is misspelt; and a warning about rollouts that were made with telemetry off."""
+    assert rollout_links([{"trace_carrier": {}}, {"trace_carrier": None}]) == []
+    assert rollout_links([{"trace_carrier": made()}, {"other": 1}])
+    assert rollout_links([]) == []
+    assert not caplog.records
+    for _ in range(2):
+        assert rollout_links([{"trace_carier": made()}] * 3) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "None of 3 trajectories has a carrier under 'trace_carrier': none is linked to its rollout."
+    ]
+
+
+def test_a_trajectory_that_fails_costs_itself(telemetry, caplog):
+    """Catches a broken sample that takes the links of its whole batch along."""
+
+    class Broken:
+        @property
+        def trace_carrier(self) -> Any:
+            raise LookupError("gone")
+
+    assert len(rollout_links([Broken(), Trajectory(made())])) == 1
+    assert "gone" in caplog.text
+
+
+def test_a_version_that_is_no_number_costs_itself(telemetry, caplog):
+    """Catches a rollout that is linked nowhere because its weights have a name."""
+    with umbrella_span("rollout", "rollout"):
+        carrier = trajectory_carrier(float("nan"))
+    (link,) = rollout_links([carrier], weight_version="latest")
+    assert dict(link.attributes or {}).keys().isdisjoint({"rl.weight_version", "rl.trajectory.lag"})
+    assert "no whole number" in caplog.text
 
 
 def test_a_carrier_under_another_name(telemetry):
@@ -233,6 +330,36 @@ def test_ages_between_nodes_are_marked_and_below_zero_they_count_as_none(tmp_pat
     assert (found["below_zero"], found["other_node"]) == (2, 3)
     assert found["age_s"]["min"] == 0
     assert found["list"][0]["age_s"] == -0.5, "what was measured is there to be read"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rl.trajectory.age_s", age) for age in (math.inf, -math.inf, math.nan, 1e308, -1e18, True, 2**62, "x")),
+        *(("rl.trajectory.count", count) for count in (2**62, -5, 0, True, math.inf, 1.5, "x")),
+    ],
+)
+def test_a_number_that_cannot_be_is_not_believed(key, value, tmp_path, capsys):
+    """Catches one link of a file that ends the report, makes its JSON none, or makes up a total."""
+    said: dict[str, Any] = {"rl.trajectory.count": 1, "rl.trajectory.age_s": 2.0, key: value}
+    found = _report(tmp_path, span(1, 10, 11, name="train", rl__iteration=1, links=[(50, said)]))
+    assert found["count"] == 1
+    assert found["age_s"] == (None if key.endswith("age_s") else {"min": 2.0, "median": 2.0, "max": 2.0})
+    run_dir = str(tmp_path / "run")
+    assert cli.main(["report", run_dir]) == 0
+    assert "1 trained on" in capsys.readouterr().out
+    assert cli.main(["report", "--json", run_dir]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_a_number_that_cannot_be_is_taken_from_the_rollouts_span(tmp_path):
+    """Catches an age that is not known though both ends of it are in the run."""
+    found = _report(
+        tmp_path,
+        span(50, 1, 4, name="rollout", rl__span_group="rollout"),
+        span(1, 10, 11, name="train", rl__iteration=1, links=[(50, {"rl.trajectory.age_s": math.inf})]),
+    )
+    assert found["list"][0]["age_s"] == 6
 
 
 def test_a_run_that_links_nothing(tmp_path):

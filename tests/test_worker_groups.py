@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import UserDict, deque
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raytrace_rl import _env_carrier, managed_span, setup
 from raytrace_rl._workers import env as environments
 from raytrace_rl._workers import layout, placement
-from raytrace_rl._workers.sharded_calls import ShardedCalls
+from raytrace_rl._workers.sharded_calls import ShardedCalls, dealt
 from raytrace_rl.resources import process_resource
-from raytrace_rl.worker_groups import MultiWorkerFuture, NamedSharding, RayVirtualCluster, ResourceInsufficientError
+from raytrace_rl.worker_groups import (
+    MultiWorkerFuture,
+    NamedSharding,
+    RayVirtualCluster,
+    RayWorkerGroup,
+    ResourceInsufficientError,
+)
 
 
 @pytest.fixture
@@ -142,7 +150,7 @@ def test_who_gets_what_and_whose_output_counts():
     ("data", "why"),
     [
         ([1, 2, 3], "3 slices for the 2 places of data_parallel"),
-        (1, "a list of 2 slices along data_parallel, not int"),
+        (1, "a list of slices for the 2 places of data_parallel, not int"),
         ("ab", "not str"),
         ({0: 1, 1: 2}, "not dict"),
     ],
@@ -163,6 +171,64 @@ def test_axes_of_a_call_that_cannot_be():
             ShardedCalls(sharding, *axes)
     with pytest.raises(ValueError, match="both sharded and replicated"):
         ShardedCalls(sharding, ["data_parallel"], ["data_parallel"], [])
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_axes_that_stand_there_twice_or_are_a_text(place):
+    """Catches data sharded twice along one axis, of which only the diagonal is sent; and axes named by letters."""
+    sharding = NamedSharding.of(data_parallel=2, tensor_parallel=2)
+    for axes, why in ((["data_parallel"] * 2, "there twice"), ("data_parallel", "a list of names")):
+        given: list[Any] = [[], [], []]
+        given[place] = axes
+        with pytest.raises(ValueError, match=why):
+            ShardedCalls(sharding, *given)
+        with pytest.raises(ValueError, match=why):
+            sharding.check_axes(axes)
+
+
+class Unindexed:
+    """Two values, by name."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {0: 1, 1: 2},
+        UserDict({0: 1, 1: 2}),
+        "ab",
+        b"ab",
+        bytearray(b"ab"),
+        memoryview(b"ab"),
+        {1, 2},
+        iter([1, 2]),
+        7,
+        None,
+        np.array(7),
+        Unindexed(),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_what_cannot_be_dealt_out_is_refused_by_name(data):
+    """Catches a text dealt out by the letter, and a mapping that fails with ``KeyError: 0``."""
+    group = RayWorkerGroup.__new__(RayWorkerGroup)
+    group._workers, group.sharding_annotations = [SimpleNamespace()] * 2, NamedSharding.of(data_parallel=2)
+    kind = type(data).__name__
+    with pytest.raises(ValueError, match=f"^batch is to be a list of values for the 2 workers.*{kind}"):
+        group.run_all_workers_multiple_data("train", batch=data)
+    with pytest.raises(ValueError, match=f"^argument 0 is to be a list of slices for the 2 places.*{kind}"):
+        group.run_all_workers_sharded_data("train", data, in_sharded_axes=["data_parallel"])
+
+
+@pytest.mark.parametrize("data", [[1, 2], (1, 2), np.array([1, 2]), range(1, 3), deque([1, 2])], ids=repr)
+def test_what_can_be_dealt_out(data):
+    """Catches a refusal of what has a length and an order."""
+    assert dealt("x", data, 2, each="values", places="workers") == [1, 2]
 
 
 def test_whose_futures_count():

@@ -127,7 +127,7 @@ def test_a_value_for_each_worker(group):
     assert get(group.run_all_workers_multiple_data("add", [1, 2, 3, 4], common_kwargs={"y": 5})) == [22, 132, 242, 352]
     only = group.run_all_workers_multiple_data("add", x=[1, 2], run_rank_0_only_axes=["tensor_parallel"])
     assert get(only) == [17, 227]
-    with pytest.raises(ValueError, match="x has 2 values for 4 workers"):
+    with pytest.raises(ValueError, match="x has 2 values for the 4 workers"):
         group.run_all_workers_multiple_data("add", x=[1, 2])
     with pytest.raises(ValueError, match="no data"):
         group.run_all_workers_multiple_data("add")
@@ -287,6 +287,30 @@ def test_a_cluster_without_room_says_so():
     virtual = RayVirtualCluster([1], use_gpus=True, name="none", placement_timeout_s=0.5)
     with pytest.raises(ResourceInsufficientError, match=r"'GPU': 1.* 0 GPUs"):
         virtual.get_placement_groups()
+
+
+def test_clusters_need_no_names_and_a_name_that_is_taken_is_said_to_be(cluster):
+    """Catches a second cluster that Ray refuses, in words of its own, because both are nameless; and half a cluster."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    def impossible(counts: list[int], name: str = "", *, unified: bool = False) -> RayVirtualCluster:
+        """One for which there is no room: that it was let in by its name is all that is asked."""
+        return RayVirtualCluster(counts, use_gpus=True, name=name, use_unified_pg=unified, placement_timeout_s=0.1)
+
+    others = [placement_group([{"GPU": 1}], name=name) for name in ("-node0", "-unified", "half-node1")]
+    try:
+        for unified in (False, True):
+            with pytest.raises(ResourceInsufficientError):
+                impossible([1], unified=unified).get_placement_groups()
+        with pytest.raises(ValueError, match="a placement group 'half-node1': give this cluster another name"):
+            impossible([1, 1], "half").get_placement_groups()
+        table = placement_group_table().values()
+        assert {row["state"] for row in table if row["name"] == "half-node0"} == {"REMOVED"}
+        names = [row["name"] for row in table if row["name"].startswith("cluster-")]
+        assert len(set(names)) == len(names) == 2
+    finally:
+        for other in others:
+            remove_placement_group(other)
 
 
 def test_a_shutdown_cleans_up_flushes_and_kills(bundles, traced_test, tmp_path):

@@ -202,6 +202,28 @@ class Worker(TracedActor):
         started.wait(10)
 
 
+class OwnFlush(Worker):
+    """Flushes in its own way, without a word on time."""
+
+    def flush_telemetry(self) -> str:  # type: ignore[override]
+        TracedActor.flush_telemetry(self)
+        return "mine"
+
+
+class NamedFlush(Worker):
+    """Takes the time alone."""
+
+    def flush_telemetry(self, *, timeout_s: float) -> bool:  # type: ignore[override]
+        return TracedActor.flush_telemetry(self, timeout_s)
+
+
+class DemandingFlush(Worker):
+    """Cannot be called without what only its own callers know."""
+
+    def flush_telemetry(self, path: str) -> None:  # type: ignore[override]
+        raise AssertionError(path)
+
+
 class ModelInit(TracedActor, model_init=True):
     """Loads weights in its constructor, and its base in its own."""
 

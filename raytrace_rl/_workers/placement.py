@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
+from uuid import uuid4
 
 from raytrace_rl._interrupts import is_interrupt
 
@@ -33,7 +34,7 @@ class RayVirtualCluster:
         max_colocated_worker_groups: Worker groups that share a bundle. A worker gets one CPU and, with GPUs, this
             fraction of the bundle's.
         num_gpus_per_node: GPUs of a node; handed on to workers' ``configure_worker``.
-        name: Prefix of the placement groups' names.
+        name: Prefix of the placement groups' names, of which Ray allows each once; by default one of its own.
         placement_group_strategy: Ray's strategy for a unified placement group.
         use_unified_pg: One placement group over all nodes, for model parallelism across nodes.
         placement_timeout_s: Seconds to wait for the placement groups.
@@ -81,6 +82,7 @@ class RayVirtualCluster:
 
         Raises:
             ResourceInsufficientError: They are not there in time.
+            ValueError: Another cluster of this name is there.
         """
         if self._placement_groups is None:
             self._placement_groups = self._reserve()
@@ -146,14 +148,22 @@ class RayVirtualCluster:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         bundle = {"CPU": self.max_colocated_worker_groups, **({"GPU": 1} if self.use_gpus else {})}
+        # NeMo-RL's default is no name, and Ray takes "-node0" for one: the second cluster would not come up.
+        prefix = self.name or f"cluster-{uuid4().hex[:12]}"
         if self._unified:
-            every = [dict(bundle) for _ in range(self.world_size())]
-            groups = [placement_group(every, strategy=self.placement_group_strategy, name=f"{self.name}-unified")]
+            wanted = [(f"{prefix}-unified", self.placement_group_strategy, self.world_size())]
         else:
-            groups = [
-                placement_group([dict(bundle) for _ in range(count)], strategy="PACK", name=f"{self.name}-node{node}")
-                for node, count in enumerate(self._bundle_counts)
-            ]
+            wanted = [(f"{prefix}-node{node}", "PACK", count) for node, count in enumerate(self._bundle_counts)]
+        groups: list[Any] = []
+        try:
+            for name, strategy, count in wanted:
+                groups.append(placement_group([dict(bundle) for _ in range(count)], strategy=strategy, name=name))
+        except Exception as error:
+            for group in groups:
+                remove_placement_group(group)
+            if "already exists" in str(error) and not is_interrupt(error):
+                raise ValueError(f"there is a placement group {name!r}: give this cluster another name") from error
+            raise
         deadline = monotonic() + self._timeout_s
         # Not by ready(): that starts a process to find out.
         if all(group.wait(max(0.0, deadline - monotonic())) for group in groups):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -22,19 +22,20 @@ class ShardedCalls:
         output_replicated: Axes along which the outputs are equal.
 
     Raises:
-        ValueError: There is no axis of that name, or one is both sharded and replicated.
+        ValueError: There is no axis of that name, it stands there twice, or it is both sharded and replicated.
     """
 
     def __init__(
         self,
         sharding: NamedSharding,
-        sharded: Iterable[str],
-        replicated: Iterable[str],
-        output_replicated: Iterable[str],
+        sharded: Sequence[str],
+        replicated: Sequence[str],
+        output_replicated: Sequence[str],
     ) -> None:
+        for axes in (sharded, replicated, output_replicated):
+            sharding.check_axes(axes)
         self._sharded, self._replicated = list(sharded), list(replicated)
         self._output_replicated = list(output_replicated)
-        sharding.check_axes([*self._sharded, *self._replicated, *self._output_replicated])
         both = set(self._sharded) & set(self._replicated)
         if both:
             raise ValueError(f"axes cannot be both sharded and replicated: {sorted(both)}")
@@ -58,11 +59,8 @@ class ShardedCalls:
         if not axes:
             return shared(data) if self._copies > 1 else data
         axis, size = axes[0]
-        if isinstance(data, (str, bytes, Mapping)) or not hasattr(data, "__len__"):
-            raise ValueError(f"{name} is to be a list of {size} slices along {axis}, not {type(data).__name__}")
-        if len(data) != size:
-            raise ValueError(f"{name} has {len(data)} slices for the {size} places of {axis}")
-        return [self._prepared(name, data[at], axes[1:]) for at in range(size)]
+        slices = dealt(name, data, size, each="slices", places=f"places of {axis}")
+        return [self._prepared(name, each, axes[1:]) for each in slices]
 
     def receives(self, coords: Mapping[str, int]) -> bool:
         """True if the worker there gets data: it is the first along every free axis."""
@@ -77,6 +75,35 @@ class ShardedCalls:
         for axis in self._sharded:
             prepared = prepared[coords[axis]]
         return prepared
+
+
+def dealt(name: str, data: Any, size: int, *, each: str, places: str) -> list[Any]:
+    """Returns the ``size`` parts of ``data``.
+
+    Args:
+        name: What to call it in an error.
+        data: A list, an array, or anything else with a length that is indexed from 0.
+        size: How many there must be.
+        each, places: What they are, and who gets one, for the error.
+
+    Raises:
+        ValueError: There are others than so many, or nothing can be dealt out: a text is no list of its letters, and
+            a mapping none of its keys.
+    """
+    kind = type(data)
+    wanted = f"{name} is to be a list of {each} for the {size} {places}"
+    if isinstance(data, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(kind, "__getitem__"):
+        raise ValueError(f"{wanted}, not {kind.__name__}")
+    try:
+        found = len(data)
+    except TypeError as error:  # an array without dimensions, an object without a length
+        raise ValueError(f"{wanted}; {kind.__name__} has no length") from error
+    if found != size:
+        raise ValueError(f"{name} has {found} {each} for the {size} {places}")
+    try:
+        return [data[at] for at in range(size)]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{wanted}; {kind.__name__} is not indexed from 0") from error
 
 
 def shared(value: Any) -> Any:

@@ -129,7 +129,13 @@ class NamedSharding:
         return NamedSharding(_nest(iter(ranks), list(left.values())), list(left))
 
     def check_axes(self, names: Iterable[str]) -> None:
-        """Raises ValueError if one of ``names`` is no axis of this layout."""
+        """Raises ValueError if one of ``names`` is no axis of this layout, or stands there twice."""
+        if isinstance(names, (str, bytes)):
+            raise ValueError(f"axes are a list of names: [{names!r}], not {names!r}")
+        names = list(names)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"axes stand there twice: {twice}")
         for name in names:
             if name not in self._names:
                 raise ValueError(f"there is no axis {name!r}, only {self.names}")

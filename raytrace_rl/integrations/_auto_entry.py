@@ -25,7 +25,15 @@ _INIT: Final = ".__init__"
 #: Parent of calls from where nothing is current, such as a thread of the program's: the job, or who made the actor.
 root: dict[str, str] = {}
 
-register_span_groups("auto_ray", {GROUP}, {"per_step": {GROUP}}, umbrellas={GROUP})
+_registered = False
+
+
+def register() -> None:
+    """Registers the group, once: ``per_step`` has it where calls are traced, and nowhere else."""
+    global _registered
+    if not _registered:
+        register_span_groups("auto_ray", {GROUP}, {"per_step": {GROUP}}, umbrellas={GROUP})
+        _registered = True
 
 
 def kind(fn: Any) -> str:
@@ -111,6 +119,7 @@ def entered(fn: Any, label: str, carrier: Any) -> Any:
     try:
         from raytrace_rl.integrations import auto_ray
 
+        register()
         auto_ray.install()
         if label.endswith(_INIT):
             setup.init_telemetry_worker()
@@ -126,7 +135,7 @@ def entered(fn: Any, label: str, carrier: Any) -> Any:
         return fn
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # a program may make remote functions without end
 def _traced(fn: Any, label: str) -> Any:
     spanned = _decorators.around(fn, GROUP, lambda: umbrella_span(GROUP, label))
     return _wrapping.accepting(spanned, context.receive)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from opentelemetry import trace
 
@@ -22,13 +21,12 @@ from raytrace_rl import _live_threads, _state
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._traced_thread import TracedThread, enlist
 from raytrace_rl.context import TraceContext
+from raytrace_rl.integrations._collector_wakes import WAKE_EVERY_S, Wakes, Waking
+from raytrace_rl.integrations._rollouts import Rollout
 from raytrace_rl.threads import TracedThreadPoolExecutor
 
 T = TypeVar("T")
 
-#: Waits are woken again and again until their threads have ended: one that looked at its flag just before it was set
-#: (NeMo-RL's loop clears its event and then waits for it) parks after the first call. Seconds.
-_WAKE_EVERY_S: Final = 0.05
 #: Share of the time after which rollouts that wait inside their event loops, and queued pool tasks, are cancelled.
 _GRACE: Final = 0.5
 
@@ -42,15 +40,19 @@ class CollectorThreads:
     Attributes:
         context: What the threads attach.
         stopping: Set as soon as the collector is to stop; for loops to look at.
+        loop: The event loop of an async actor, in which a coroutine that stops it runs; None for one of its own.
     """
 
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = TraceContext.capture() if context is None else context
         self.stopping = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._waits: list[Any] = []
-        self._loops: set[_Rollout] = set()
+        self._wakes = Wakes()
+        self._loops: set[Rollout] = set()
         self._pools: weakref.WeakSet[CollectorPool] = weakref.WeakSet()
+        #: Who cancels the tasks of a pool: their callbacks are the user's.
+        self._cancelling: weakref.WeakKeyDictionary[CollectorPool, Background] = weakref.WeakKeyDictionary()
 
     def thread(
         self,
@@ -64,12 +66,12 @@ class CollectorThreads:
         """Returns an unstarted thread that runs ``target`` attached; flushes wait for it from now on.
 
         Args:
-            target: A function; a coroutine function runs in an event loop of the thread's own.
+            target: A function; what is a coroutine function, or returns a coroutine, runs in an event loop of the
+                thread's own.
             name, args, kwargs, daemon: As `threading.Thread`'s, but for a daemon by default: a collector's thread must
                 not keep its process alive.
         """
-        run: Callable[..., object] = _Rollout(target, self._loops) if inspect.iscoroutinefunction(target) else target
-        thread = self.context.thread(run, name=name, args=args, kwargs=kwargs, daemon=daemon)
+        thread = self.context.thread(Rollout(target, self._loops), name=name, args=args, kwargs=kwargs, daemon=daemon)
         enlist(thread)
         return thread
 
@@ -91,19 +93,11 @@ class CollectorThreads:
         Args:
             waits: `threading.Event` (is set), `Condition` (all its waiters are notified), `Semaphore` (is released),
                 or a function without arguments, for anything else. Called again and again until the threads have
-                ended, so that what a thread finds when it wakes must be a reason to leave: see ``stopping``.
+                ended, so that what a thread finds when it wakes must be a reason to leave: see ``stopping``. In
+                threads of their own: one that blocks holds up nothing.
         """
         for wait in waits:
-            if _waker(wait) is None:
-                _state.warn_once(
-                    f"collector-wait:{type(wait).__name__}",
-                    "A %s cannot be woken when the collector stops: register an Event, a Condition, a Semaphore or a "
-                    "function.",
-                    type(wait).__name__,
-                )
-            else:
-                with self._lock:
-                    self._waits.append(wait)
+            self._wakes.register(wait)
 
     def quiesce(self, timeout_s: float, stop: Callable[[], object] | None = None) -> list[str]:
         """Stops the collector and waits for its threads, and all other traced ones of the process. Never raises.
@@ -113,49 +107,47 @@ class CollectorThreads:
 
         Args:
             timeout_s: Seconds for all of it.
-            stop: What stops the collector's own loop. In a thread of its own: it may not cost more than the rest has.
+            stop: What stops the collector's own loop; may be a coroutine function. Like all code of the user's it runs
+                in another thread: it may not cost more than the rest has.
 
         Returns:
-            The names of the threads and pool tasks that would not end (those that were made and not started too).
+            The names of the threads and pool tasks that would not end (those that were made and not started too), and
+            of what else hangs: ``stop_collection``, and, beside threads that would not end, functions that were to
+            wake them.
         """
+        timeout_s = timeout_s if timeout_s > 0 else 0.0  # nan would never be over
         started = monotonic()
         deadline = started + timeout_s
         self.stopping.set()
-        stopped = _in_background(stop) if stop is not None else None
-        while True:
-            self._wake()
-            now = monotonic()
-            if now - started >= timeout_s * _GRACE:
-                self._cancel()
-            left = _live_threads.join(max(0.0, min(_WAKE_EVERY_S, deadline - now)))
-            late = stopped is not None and stopped.is_alive()
-            if monotonic() >= deadline or not (left or late):
-                return [*left, *(["stop_collection"] if late else [])]
-            if not left and stopped is not None:
-                stopped.join(min(_WAKE_EVERY_S, max(0.0, deadline - monotonic())))
-
-    def _wake(self) -> None:
-        with self._lock:
-            waits = list(self._waits)
-        for wait in waits:
-            wake = _waker(wait)
-            try:
-                if wake is not None:
-                    wake()
-            except Exception as error:
-                if is_interrupt(error):
-                    raise
-                _state.warn_once(
-                    f"collector-wake:{type(wait).__name__}", "A wait of a collector could not be woken: %r", error
-                )
+        stopping = None if stop is None else _in_background(stop, "stop_collection", self.loop)
+        waking = Waking(self._wakes)
+        try:
+            while True:
+                waking.tend()
+                now = monotonic()
+                if now - started >= timeout_s * _GRACE:
+                    self._cancel()
+                left = _live_threads.join(max(0.0, min(WAKE_EVERY_S, deadline - now)))
+                late = stopping is not None and stopping.pending()
+                if monotonic() >= deadline or not (left or late):
+                    break
+                if not left and stopping is not None:
+                    if stopping.thread is None:
+                        break
+                    stopping.pending(min(WAKE_EVERY_S, max(0.0, deadline - monotonic())))
+        finally:
+            hanging = waking.end()
+        return [*left, *(["stop_collection"] if late else []), *(hanging if left else [])]
 
     def _cancel(self) -> None:
         with self._lock:
-            loops, pools = list(self._loops), list(self._pools)
-        for rollout in loops:
+            pools = list(self._pools)
+        for rollout in list(self._loops):
             rollout.cancel()
         for pool in pools:
-            pool.cancel_queued()
+            known = self._cancelling.get(pool)
+            if pool.has_queued() and (known is None or known.thread is None or not known.pending()):
+                self._cancelling[pool] = _in_background(pool.cancel_queued, "cancel_queued")
 
 
 class CollectorPool(TracedThreadPoolExecutor):
@@ -174,8 +166,12 @@ class CollectorPool(TracedThreadPoolExecutor):
         with self.context.attach():
             return super().submit(fn, *args, **kwargs)
 
+    def has_queued(self) -> bool:
+        """True if there is something that no thread of the pool has taken yet."""
+        return self._work_queue.qsize() > 0
+
     def cancel_queued(self) -> None:
-        """Cancels the tasks that have not begun; the pool goes on."""
+        """Cancels the tasks that have not begun; the pool goes on. Runs the callbacks of their futures."""
         tasks: Any = self._work_queue
         waiting: list[Any] = []
         with contextlib.suppress(queue.Empty):
@@ -188,86 +184,45 @@ class CollectorPool(TracedThreadPoolExecutor):
                 item.future.cancel()
 
 
-class _Rollout:
-    """Runs a coroutine function in an event loop of the calling thread's own, so that it can be cancelled."""
+def _in_background(call: Callable[[], object], name: str, loop: asyncio.AbstractEventLoop | None = None) -> Background:
+    """Runs code of the user's in a thread of its own: it may block, a flush may not."""
 
-    def __init__(self, target: Callable[..., Any], loops: set[_Rollout]) -> None:
-        self._target = target
-        self._loops = loops
-        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
-        self._cancelled = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            asyncio.run(self._main(args, kwargs))
-        except asyncio.CancelledError:
-            if not self._cancelled:
-                raise
-            # else the collector stops: the spans have ended with the cancellation, and nobody waits for a result
-
-    async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._running = asyncio.get_running_loop(), task
-            self._loops.add(self)
-        try:
-            await self._target(*args, **kwargs)
-        finally:
-            self._running = None
-            self._loops.discard(self)
-
-    def cancel(self) -> None:
-        """Cancels the coroutine, from any thread; once, for it may need time to clean up."""
-        running = self._running
-        if running is not None and not self._cancelled:
-            self._cancelled = True
-            loop, task = running
-            try:
-                loop.call_soon_threadsafe(task.cancel)
-            except RuntimeError as error:  # it has closed meanwhile
-                if is_interrupt(error):
-                    raise
-
-
-def _waker(wait: Any) -> Callable[[], object] | None:
-    """Returns what wakes the threads that are parked on ``wait``; None if there is nothing."""
-    if isinstance(wait, threading.Condition):
-        return lambda: _notify(wait)
-    if isinstance(wait, threading.Semaphore):
-        return lambda: _release(wait)
-    found = wait if inspect.isroutine(wait) else getattr(wait, "set", wait)
-    if type(wait).__module__.startswith("asyncio") or not callable(found):
-        return None  # asyncio's own are for the thread of their loop alone
-    return found
-
-
-def _notify(condition: threading.Condition) -> None:
-    if condition.acquire(blocking=False):  # else it is held just now: its holder is awake, and the next round comes
-        try:
-            condition.notify_all()
-        finally:
-            condition.release()
-
-
-def _release(semaphore: threading.Semaphore) -> None:
-    try:
-        for _ in range(threading.active_count()):  # whoever waits is one of these
-            semaphore.release()
-    except ValueError:
-        pass  # a bounded one, of which every permit is back
-
-
-def _in_background(stop: Callable[[], object]) -> threading.Thread | None:
     def run() -> None:
         try:
-            stop()
+            result = call()
+            if isinstance(result, Coroutine):
+                if loop is not None and loop.is_running():
+                    asyncio.run_coroutine_threadsafe(result, loop).result()
+                else:
+                    asyncio.run(_awaited(result))
         except Exception as error:
-            _state.warn_once("collector-stop", "A collector could not be stopped: %r", error)
+            _state.warn_once(f"collector-{name}", "%s of a collector failed: %r", name, error)
 
-    thread = threading.Thread(target=run, name="raytrace_rl-stop-collection", daemon=True)
+    thread = threading.Thread(target=run, name=f"raytrace_rl-{name}", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads
-        run()
-        return None
-    return thread
+    except RuntimeError as error:  # no more threads
+        if is_interrupt(error):
+            raise
+        _state.warn_once(f"collector-{name}", "%s of a collector was not called: %r", name, error)
+        return Background(name, None)
+    return Background(name, thread)
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> None:
+    await coroutine
+
+
+class Background(NamedTuple):
+    """A call in a thread of its own; without a thread it was never made."""
+
+    name: str
+    thread: threading.Thread | None
+
+    def pending(self, timeout_s: float = 0.0) -> bool:
+        """Waits for it; True if it has not ended."""
+        if self.thread is None:
+            return True
+        if timeout_s > 0:
+            self.thread.join(timeout_s)
+        return self.thread.is_alive()

@@ -14,7 +14,6 @@ from typing import Any, Final
 from opentelemetry.trace import Span
 
 from raytrace_rl import _decorators, _state
-from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.instrumentation import in_per_prompt_scope, managed_span, safe_set_span_attributes
 from raytrace_rl.integrations import _operations
 from raytrace_rl.integrations._payload import payload_of
@@ -48,7 +47,7 @@ class Operation:
         self._span: Span | None = None
         self._submitted = False
         if self.on:
-            self._facts = _guarded(_operations.of_call, _NO_FACTS, parameters, args, kwargs)
+            self._facts = _operations.guarded(_operations.of_call, _NO_FACTS, parameters, args, kwargs)
             attributes: dict[str, Any] = {
                 RL_DATA_PLANE_PARTITION_ATTR: self._facts.partition,
                 RL_DATA_PLANE_NUM_KEYS_ATTR: self._facts.num_keys,
@@ -64,7 +63,7 @@ class Operation:
     def returned(self, result: Any) -> None:
         """Notes what the operation returned."""
         if self._span is not None:
-            _guarded(self._note, None, result)
+            _operations.guarded(self._note, None, result)
 
     def _note(self, result: Any) -> None:
         if inspect.isawaitable(result) or isinstance(result, Future) or type(result).__name__ == "ObjectRefGenerator":
@@ -103,18 +102,6 @@ def _status(error: BaseException | None) -> str | None:
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return "timeout"
     return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
-
-
-def _guarded(read: Callable[..., Any], otherwise: Any, *args: Any) -> Any:
-    """Reads the user's objects: what fails in them costs attributes, and not the operation."""
-    try:
-        return read(*args)
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        _state.count_drop("attributes")
-        _state.warn_once("data-plane-facts", "An operation on a data plane could not be described: %r", error)
-        return otherwise
 
 
 def traced_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from types import FunctionType, ModuleType
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from raytrace_rl import _state
+from raytrace_rl._interrupts import is_interrupt
 
 _PARTITIONS: Final = frozenset({"partition_id", "partition", "partition_name"})
 _KEYS: Final = frozenset({"keys", "key", "sample_ids", "uids", "uid", "indexes", "global_indexes", "sample_indices"})
@@ -16,6 +20,9 @@ _KEYS: Final = frozenset({"keys", "key", "sample_ids", "uids", "uid", "indexes",
 _METAS: Final = frozenset({"meta", "metadata", "batch_meta"})
 #: Where such an object has its keys.
 _META_KEYS: Final = ("sample_ids", "keys", "global_indexes", "uids")
+
+
+T = TypeVar("T")
 
 
 class Facts(NamedTuple):
@@ -38,7 +45,7 @@ def operation_name(method: str) -> str:
 
 
 def of_call(parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
-    """Reads the arguments of a call.
+    """Reads the arguments of a call, each for itself: one that cannot be looked at costs what it would say.
 
     Args:
         parameters: Names of the positional parameters.
@@ -50,12 +57,14 @@ def of_call(parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str,
     num_keys: int | None = None
     payload = []
     for name, value in named:
+        if value is None and (name in _PARTITIONS or name in _KEYS):
+            continue
         if name in _PARTITIONS:
-            partition = None if value is None else str(value)
+            partition = guarded(str, None, value)
         elif name in _KEYS:
-            num_keys = _count(value)
-        elif name in _METAS or _is_meta(value):
-            meta = of_result(value)
+            num_keys = guarded(_count, None, value)
+        elif name in _METAS or guarded(_is_meta, False, value):
+            meta = guarded(of_result, Facts(None, None, []), value)
             partition, num_keys = partition or meta.partition, num_keys if num_keys is not None else meta.num_keys
         else:
             payload.append(value)
@@ -64,32 +73,57 @@ def of_call(parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str,
 
 def of_result(value: Any) -> Facts:
     """Reads what an operation returned: where data is, or the data."""
-    if not _is_meta(value):
+    if not guarded(_is_meta, False, value):
         return Facts(None, None, [value])
-    keys = next((found for name in _META_KEYS if (found := _count(getattr(value, name, None))) is not None), None)
-    if keys is None and isinstance(size := getattr(value, "size", None), int):
+    keys = next((n for name in _META_KEYS if (n := guarded(_count, None, _attribute(value, name))) is not None), None)
+    if keys is None and isinstance(size := _attribute(value, "size"), int):
         keys = size
     return Facts(_partition(value), keys, [])
 
 
-@lru_cache(maxsize=1024)
-def _parameters(function: Callable[..., Any], bound: bool) -> tuple[str, ...]:
-    names = tuple(
+def guarded(read: Callable[..., T], otherwise: T, *args: Any) -> T:
+    """Reads the user's objects: what fails in them costs attributes, and not the operation."""
+    try:
+        return read(*args)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.count_drop("attributes")
+        _state.warn_once("data-plane-facts", "An operation on a data plane could not be described: %r", error)
+        return otherwise
+
+
+def _read(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     )
-    return names[1:] if bound else names
+
+
+# Both hold weakly what they are asked about: a function of one client's own, or a bound method of C code, holds it.
+_of_functions: WeakKeyDictionary[Callable[..., Any], tuple[str, ...]] = WeakKeyDictionary()
+_of_types: WeakKeyDictionary[type, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
 def parameters_of(method: Any) -> tuple[str, ...]:
     """Returns the names of a method's positional parameters; none where they cannot be told."""
     try:
-        if inspect.ismethod(method):
-            return _parameters(method.__func__, True)
-        return _parameters(method, False)
+        function = method.__func__ if inspect.ismethod(method) else method
+        if type(function) is FunctionType:
+            names = _of_functions.get(function)
+            if names is None:
+                names = _of_functions[function] = _read(function)
+            return names if function is method else names[1:]
+        owner = type(getattr(method, "__self__", None))
+        if not inspect.isbuiltin(method) or issubclass(owner, (ModuleType, type)):
+            return _read(method)
+        known = _of_types.setdefault(owner, {})
+        if (names := known.get(method.__name__)) is None:
+            names = known[method.__name__] = _read(method)
     except (TypeError, ValueError):
         return ()
+    return names
 
 
 def parameter_names(parameters: Iterable[Any] | inspect.Signature | None) -> tuple[str, ...]:
@@ -104,13 +138,20 @@ def _is_meta(value: Any) -> bool:
 
 
 def _partition(meta: Any) -> str | None:
-    named = getattr(meta, "partition_id", None)
+    named = _attribute(meta, "partition_id")
     if isinstance(named, str):
         return named
-    several = getattr(meta, "partition_ids", None)  # TransferQueue's: one for each sample
+    several = _attribute(meta, "partition_ids")  # TransferQueue's: one for each sample
     if isinstance(several, (list, tuple)) and all(isinstance(each, str) for each in several):
         return ",".join(sorted(set(several))) or None
     return None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Returns an attribute that is there; None without asking a ``__getattr__``, which may load what it stands for."""
+    if inspect.getattr_static(value, name, None) is None:
+        return None
+    return getattr(value, name, None)
 
 
 def _count(keys: Any) -> int | None:

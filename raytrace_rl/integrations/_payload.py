@@ -1,15 +1,17 @@
 """How many bytes of payload a value holds: read off arrays, tensors and buffers, never by serialising them.
 
-What cannot be told cheaply is said to be missing, not guessed: the number is then a lower bound.
+What cannot be told cheaply is said to be missing, not guessed: the number is then a lower bound. Containers are looked
+into past what their classes override: a lazy mapping would load its values for us.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
+from types import MemberDescriptorType
 from typing import Any, Final, NamedTuple
 
 from raytrace_rl._interrupts import is_interrupt
@@ -80,23 +82,55 @@ def _look(value: Any, most: int) -> tuple[int, list[Any], bool]:
         dtype = getattr(value, "dtype", None)
         return (0, [], False) if getattr(dtype, "hasobject", False) else (int(value.nbytes), [], True)
     if isinstance(value, _SEQUENCES):
-        first = next(iter(value), None)
+        base: Any = next(base for base in _SEQUENCES if issubclass(kind, base))
+        size = base.__len__(value)
+        first = next(base.__iter__(value), None)
+        stored = kind.__iter__ is base.__iter__
         if isinstance(first, _NUMBERS):
-            return 0, [], len(value) <= _SHORT
-        return 0, list(islice(value, most)), len(value) <= most
-    if isinstance(value, Mapping) or (hasattr(kind, "keys") and hasattr(kind, "values")):
-        return 0, *_taken(iter(value.values()), most)
+            return 0, [], stored and size <= _SHORT
+        return 0, list(islice(base.__iter__(value), most)), stored and size <= most
+    if issubclass(kind, UserDict):
+        inner = _instance_dict(value).get("data")
+        stored = kind.__getitem__ is UserDict.__getitem__ and kind.values is UserDict.values
+        return (0, [inner], stored) if isinstance(inner, dict) else (0, [], False)
+    if isinstance(value, dict):
+        stored = kind.__getitem__ is dict.__getitem__ and kind.values in (dict.values, OrderedDict.values)
+        return 0, list(islice(dict.values(value), most)), stored and len(dict.keys(value)) <= most
+    if _is_tensordict(kind):
+        parts = list(islice(iter(value.values()), most + 1))
+        return 0, parts[:most], len(parts) <= most
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return 0, [getattr(value, field.name) for field in dataclasses.fields(value)], True
+        return 0, *_fields(value, kind)
     return 0, [], False
 
 
-def _taken(values: Iterator[Any], most: int) -> tuple[list[Any], bool]:
-    parts = list(islice(values, most))
-    return parts, next(values, _END) is _END
+def _is_tensordict(kind: type) -> bool:
+    """True for TensorDict's class that holds its tensors; its lazy ones stack, or read from a disk, when asked."""
+    return kind.__name__ == "TensorDict" and hasattr(kind, "keys") and hasattr(kind, "values")
 
 
-_END: Final = object()
+def _fields(value: Any, kind: type) -> tuple[list[Any], bool]:
+    """Returns the stored fields of a dataclass; a property or descriptor in a field's place is not run."""
+    held = _instance_dict(value)
+    parts: list[Any] = []
+    complete = True
+    for field in dataclasses.fields(value):
+        slot = next((vars(base)[field.name] for base in kind.__mro__ if field.name in vars(base)), None)
+        if isinstance(slot, MemberDescriptorType):
+            parts.append(slot.__get__(value))
+        elif field.name in held and not hasattr(type(slot), "__set__"):
+            parts.append(held[field.name])
+        else:
+            complete = False
+    return parts, complete
+
+
+def _instance_dict(value: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
 
 
 def _tensor(value: Any) -> tuple[int, list[Any], bool]:

@@ -31,6 +31,8 @@ RL_TRAJECTORY_LAG_ATTR: Final = "rl.trajectory.lag"
 RL_WEIGHT_VERSION_ATTR: Final = "rl.weight_version"
 
 _VERSION: Final = "w="
+#: Arrays of lists of arrays: so many of them inside one another are opened.
+_DEEPEST: Final = 4
 
 
 class Origin(NamedTuple):
@@ -58,7 +60,8 @@ def trajectory_carrier(weight_version: int | None = None) -> dict[str, str]:
         carrier = _carrier.current()
         if "traceparent" not in carrier:
             return {}
-        version = "" if weight_version is None else f"{_VERSION}{int(weight_version)}"
+        number = _whole(weight_version)
+        version = "" if number is None else f"{_VERSION}{number}"
         carrier["raytrace"] = f"{version}|{time_ns()},{_carrier.NODE}"
     except Exception as error:
         if is_interrupt(error):
@@ -80,8 +83,10 @@ def rollout_links(
     once a step, in the process that consumes: the age of a trajectory is counted up to this call.
 
     Args:
-        trajectories: Each a carrier itself, or a mapping or an object that has one (or a list of them, as a batch
-            does). Those without any are left out.
+        trajectories: Each a carrier itself, or a mapping or an object that has one, or several of them, as a batch
+            does: in a list, any other iterable (which is read), an object array. A mapping is one batch, and so is
+            what has a ``non_tensor_batch``, as verl's ``DataProto`` does. Those without any are left out; if that is
+            all, or if something else than carriers is there, there is one warning.
         carrier: The key or attribute under which a trajectory has it, or a function that finds it.
         weight_version: Version of the weights that are trained on them, before the update: gives each its lag.
 
@@ -95,7 +100,8 @@ def rollout_links(
         now = time_ns()
         found = Counter(_origins(trajectories, carrier))
         ordered = sorted(found.items(), key=lambda item: (item[0].made_ns is None, -(item[0].made_ns or 0)))
-        links = [_link(origin, count, now, weight_version) for origin, count in _few(ordered)]
+        trained = _whole(weight_version)
+        links = [_link(origin, count, now, trained) for origin, count in _few(ordered)]
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -123,20 +129,81 @@ def read_origin(carrier: Any) -> Origin | None:
 
 
 def _origins(trajectories: Iterable[Any], where: str | Callable[[Any], Any]) -> Iterator[Origin]:
-    if isinstance(trajectories, Mapping):
+    if isinstance(trajectories, Mapping) or _columns(trajectories) is not None:
         trajectories = [trajectories]  # one batch, and not its keys
+    seen = missing = 0
     for trajectory in trajectories:
-        if isinstance(trajectory, Mapping) and "traceparent" in trajectory:
-            found: Any = trajectory
-        elif not isinstance(where, str):
-            found = where(trajectory)
-        elif isinstance(trajectory, Mapping):
-            found = trajectory.get(where)
-        else:
-            found = getattr(trajectory, where, None)
-        for each in found if isinstance(found, (list, tuple)) else (found,):
-            if (origin := read_origin(each)) is not None:
-                yield origin
+        seen += 1
+        try:
+            found = _kept(trajectory, where)
+            origins = None if found is None else [origin for each in _each(found) if (origin := read_origin(each))]
+        except Exception as error:  # one that fails costs itself, and not the others
+            if is_interrupt(error):
+                raise
+            _state.warn_once("rollout-links-one", "A trajectory could not be linked to its rollout: %r", error)
+            continue
+        missing += origins is None
+        yield from origins or ()
+    if seen and missing == seen:
+        _state.warn_once(
+            "rollout-links-none",
+            "None of %d trajectories has a carrier under %r: none is linked to its rollout.",
+            seen,
+            where,
+        )
+
+
+def _kept(trajectory: Any, where: str | Callable[[Any], Any]) -> Any:
+    """Returns what a trajectory has for a carrier, or a batch for carriers; None if nothing."""
+    if isinstance(trajectory, Mapping) and "traceparent" in trajectory:
+        return trajectory
+    if not isinstance(where, str):
+        return where(trajectory)
+    columns = trajectory if isinstance(trajectory, Mapping) else _columns(trajectory)
+    if columns is not None and (found := columns.get(where)) is not None:
+        return found
+    return None if isinstance(trajectory, Mapping) else getattr(trajectory, where, None)
+
+
+def _columns(batch: Any) -> Mapping[str, Any] | None:
+    """Returns the columns that are no tensors of verl's ``DataProto``, or of one row of it; None of anything else."""
+    columns = getattr(batch, "non_tensor_batch", None)
+    return columns if isinstance(columns, Mapping) else None
+
+
+def _each(found: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields the carriers in what a trajectory or a batch has for them, however they are packed."""
+    if isinstance(found, Mapping) or found is None:
+        yield found
+        return
+    dtype = getattr(found, "dtype", None)
+    packed = dtype is None or getattr(dtype, "hasobject", False)  # tensors and arrays of numbers hold none
+    if packed and depth < _DEEPEST and not isinstance(found, (str, bytes)):
+        # Object arrays, and what TensorDict keeps beside its tensors, whose iterators hand out wrappers.
+        inner = found.tolist() if hasattr(type(found), "tolist") else found
+        if isinstance(inner, Mapping):
+            yield inner
+            return
+        if isinstance(inner, Iterable):
+            for each in inner:
+                yield from _each(each, depth + 1)
+            return
+    _state.warn_once(
+        f"rollout-links:{type(found).__name__}",
+        "A %s stands where carriers of trajectories should: what it stands for is not linked to its rollout.",
+        type(found).__name__,
+    )
+
+
+def _whole(version: Any) -> int | None:
+    """Returns a weight version as a number; one that is none costs itself, and not the carrier or the links."""
+    try:
+        return None if version is None else int(version)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        _state.warn_once("weight-version", "A weight version is no whole number: %r", error)
+        return None
 
 
 def _few(ordered: list[tuple[Origin, int]]) -> list[tuple[Origin, int]]:
@@ -165,7 +232,7 @@ def _link(origin: Origin, count: int, now_ns: int, weight_version: int | None) -
     if origin.weight_version is not None:
         attributes[RL_WEIGHT_VERSION_ATTR] = origin.weight_version
         if weight_version is not None:
-            attributes[RL_TRAJECTORY_LAG_ATTR] = int(weight_version) - origin.weight_version
+            attributes[RL_TRAJECTORY_LAG_ATTR] = weight_version - origin.weight_version
     return Link(context, attributes)
 
 

@@ -14,34 +14,26 @@ recognised is left alone, with one warning.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter
-from pathlib import Path
 from time import time_ns
 from types import FunctionType
 from typing import Any, Final
 
-from opentelemetry import trace
-
-from raytrace_rl import _carrier, _flush, _handles, _state, _trees, _wrapping, setup
+from raytrace_rl import _carrier, _handles, _state, _wrapping, setup
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl._otel_context import otel_var
-from raytrace_rl.integrations import _auto_entry
-from raytrace_rl.span_groups import is_span_group_enabled
+from raytrace_rl.integrations import _auto_driver, _auto_entry
 
 #: ``1``: ``raytrace-rl run`` has asked for `install`. ``force``: also with a version of Ray that nobody has tried.
 VARIABLE: Final = "RAYTRACE_RL_AUTO_RAY"
-JOB_SPAN: Final = "rl.run.job"
-#: Versions of Ray with which an unedited program was seen traced.
-TRIED: Final = ("2.60",)
+#: Versions of Ray with which an unedited program was seen traced. Those between are taken to be like them.
+TRIED: Final = ("2.48", "2.52", "2.56", "2.60")
 
-#: Seconds that actors have, before the driver leaves them, to close their spools; their spans are safe without.
-_FLUSH_S: Final = 3.0
 #: Ray's module whose wrappers stand around every method of an actor, whether its tracing is on or off.
 _TRACING: Final = "ray.util.tracing.tracing_helper"
 #: Attribute of a class or function of which we have made wrappers.
@@ -49,7 +41,6 @@ _MARK: Final = "__raytrace_auto__"
 
 _installed: bool | None = None
 _began_ns = time_ns()
-_job: Any = None
 
 
 def install(began_ns: int | None = None) -> bool:
@@ -74,12 +65,19 @@ def install(began_ns: int | None = None) -> bool:
     return _installed
 
 
+def is_tried(version: str) -> bool:
+    """True for a version of Ray no older than the oldest tried, and no newer than the newest."""
+    numbers = [[int(part) for part in re.findall(r"\d+", text)[:2]] for text in (TRIED[0], version, TRIED[-1])]
+    return len(numbers[1]) == len(numbers[0]) and numbers[0] <= numbers[1] <= numbers[2]
+
+
 def _install() -> bool:
     import ray
 
-    version = ".".join(str(getattr(ray, "__version__", "unknown")).split(".")[:2])
-    if version not in TRIED and os.environ.get(VARIABLE) != "force":
-        _leave_alone("Ray", f"version {version} is none of {', '.join(TRIED)}; {VARIABLE}=force tries it all the same")
+    version = str(getattr(ray, "__version__", "unknown"))
+    if not is_tried(version) and os.environ.get(VARIABLE) != "force":
+        tried = f"it was tried with {TRIED[0]} to {TRIED[-1]}; {VARIABLE}=force tries this version all the same"
+        _leave_alone(f"Ray {version}", tried)
         return False
     changes = []
     for module, owner, name, parameters, ours in _TARGETS:
@@ -90,6 +88,7 @@ def _install() -> bool:
             _leave_alone("Ray", f"{name} of {module} is not what it was in the versions tried")
             return False
         changes.append((place, name, functools.wraps(original)(_with(ours, original))))
+    _auto_entry.register()
     for place, name, changed in changes:
         setattr(place, name, changed)
     return True
@@ -109,11 +108,11 @@ def _leave_alone(what: str, why: str) -> None:
 def _connect(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     job_config: Any = given.get("job_config")
-    drives = given.get("mode") == sys.modules["ray"].SCRIPT_MODE and not _is_rays_own_program()
+    drives = given.get("mode") == sys.modules["ray"].SCRIPT_MODE and not _auto_driver.is_rays_own_program()
     drives = drives and job_config is not None and not job_config._client_job
     if drives:
         try:
-            _begin()
+            _auto_driver.begin(_began_ns)
             if setup.get_telemetry_handle() is not None:
                 job_config.set_runtime_env(setup.telemetry_runtime_env(job_config.runtime_env))
         except Exception as error:
@@ -126,51 +125,9 @@ def _connect(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _is_rays_own_program() -> bool:
-    """True in ``ray start``, the dashboard and the like: they may connect to a cluster, and drive nothing."""
-    program = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    home = Path(sys.modules["ray"].__file__ or "").parent
-    return Path(program).name == "ray" or home in Path(program).parents
-
-
-def _begin() -> None:
-    """Starts telemetry under a span of the job, unless the program has started it and has spans of its own."""
-    global _job
-    if setup.get_telemetry_handle() is not None or setup.init_telemetry_driver() is None:
-        return
-    atexit.register(_end, os.getpid())
-    if not is_span_group_enabled("job"):
-        return
-    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    _job = _trees.umbrella("job", JOB_SPAN, {"rl.run.script": script})
-    _job.begin(otel_var.get(), _began_ns)
-    otel_var.set(trace.set_span_in_context(_job, otel_var.get()))
-    _auto_entry.root = _carrier.without_scopes(_carrier.current())
-
-
-def _end(pid: int) -> None:
-    """At the driver's exit, before Ray's own: ends the job, with the program's exception if there is one."""
-    if pid != os.getpid():
-        return
-    _close_actors()
-    if _job is not None:
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, Exception):
-            _job.record_exception(error)
-            _job.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
-        _job.end()
-    setup.shutdown_telemetry()
-
-
 def _shutdown(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    _close_actors()
+    _auto_driver.close_actors()
     return original(*args, **kwargs)
-
-
-def _close_actors() -> None:
-    ray = sys.modules["ray"]
-    if _state.tracing and not _is_client() and ray.is_initialized() and ray._private.worker.global_worker.mode == 0:
-        _flush.flush_workers(_handles.registered(), _FLUSH_S)
 
 
 # ------------------------------------------------------------------------------------------------------ whoever calls
@@ -209,7 +166,7 @@ def _prepared(prepare: Callable[[Any, Any], Any], target: Any, kwargs: Any) -> A
     if not _state.tracing or (kwargs is not None and _carrier.KEYWORD in kwargs):
         return kwargs
     try:
-        if _is_client():
+        if _auto_driver.is_client():
             _leave_alone("a Ray Client", "its actors are made by a server elsewhere")
             return kwargs
         if not _names_carrier(prepare(target, sys.modules["ray"]._private.worker.global_worker)):
@@ -224,11 +181,6 @@ def _prepared(prepare: Callable[[Any, Any], Any], target: Any, kwargs: Any) -> A
             raise
         _leave_alone(repr(target), repr(error))
         return kwargs
-
-
-def _is_client() -> bool:
-    client = sys.modules.get("ray.util.client")
-    return client is not None and bool(client.ray.is_connected())
 
 
 def _names_carrier(parameters: Iterable[Parameter] | None) -> bool:

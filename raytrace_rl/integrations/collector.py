@@ -84,7 +84,8 @@ class TracedCollector(TracedActor):
     ) -> TracedThread:
         """Returns an unstarted thread that runs ``target`` under the collector's context.
 
-        See `CollectorThreads.thread`. A coroutine function gets an event loop of the thread's own.
+        See `CollectorThreads.thread`. A coroutine function, or what returns a coroutine, gets an event loop of the
+        thread's own.
         """
         return self.collector_threads.thread(target, name=name, args=args, kwargs=kwargs, daemon=daemon)
 
@@ -99,7 +100,8 @@ class TracedCollector(TracedActor):
     def stop_collection(self) -> None:
         """Called when the collector is to stop; to be overridden where its loop looks at a flag of its own.
 
-        ``self.collector_threads.stopping`` is set already.
+        ``self.collector_threads.stopping`` is set already. Called in a thread of its own; ``async def`` runs in the
+        event loop of the async actor.
         """
 
     def quiesce(self, timeout_s: float) -> list[str]:
@@ -108,7 +110,10 @@ class TracedCollector(TracedActor):
         Returns:
             The names of those that would not end within ``timeout_s`` seconds.
         """
-        return self.collector_threads.quiesce(timeout_s, self.stop_collection)
+        stop: Callable[[], object] | None = self.stop_collection
+        if getattr(stop, "__func__", None) is TracedCollector.stop_collection:
+            stop = None  # ours, which does nothing
+        return self.collector_threads.quiesce(timeout_s, stop)
 
     def flush_telemetry(
         self, timeout_s: float = 5.0, *, quiesce_timeout_s: float | None = None, final: bool = True
@@ -138,6 +143,7 @@ async def _flush_async(
 ) -> bool:
     """Stops the collector, waits for its threads, and brings telemetry to a clean end; see `TracedCollector`."""
     flush = functools.partial(_flush, self, timeout_s, quiesce_timeout_s, final=final)
+    self.collector_threads.loop = asyncio.get_running_loop()
     # In a pool of its own: every thread of the loop's may be parked in an ``asyncio.to_thread`` of the collector's.
     pool = ThreadPoolExecutor(1, "raytrace_rl-flush")
     try:

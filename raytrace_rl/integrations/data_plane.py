@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from opentelemetry.trace import SpanKind
 
@@ -142,22 +144,49 @@ class _DataPlaneView:
     def __repr__(self) -> str:
         return f"traced_data_plane({self._raytrace_target!r})"
 
+    def __copy__(self) -> Any:
+        return copy.copy(self._raytrace_target)
+
     def __reduce__(self) -> Any:
         # To the plain client, by a builtin: the reader of the pickle need not have this package.
         return operator.getitem, ((self._raytrace_target,), 0)
 
 
-#: Looked up on the type, past ``__getattr__``; the view has those that its client has.
-_SPECIAL: Final = (
-    *("__len__", "__bool__", "__iter__", "__next__", "__contains__", "__getitem__", "__setitem__", "__delitem__"),
-    *("__call__", "__enter__", "__exit__", "__aiter__", "__anext__", "__aenter__", "__aexit__"),
+_BINARY: Final = (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
+    *("and", "xor", "or"),
 )
+#: Operators with a second operand, which may be a view as well.
+_OPERATORS: Final = frozenset(
+    [
+        *(f"__{name}__" for name in ("lt", "le", "gt", "ge", "ne")),
+        *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")),
+    ]
+)
+#: Looked up on the type, past ``__getattr__``; the view has those that its client has of its own.
+_SPECIAL: Final = (
+    *("__len__", "__length_hint__", "__bool__", "__iter__", "__next__", "__reversed__"),
+    *("__contains__", "__getitem__", "__setitem__", "__delitem__"),
+    *("__call__", "__enter__", "__exit__", "__await__", "__aiter__", "__anext__", "__aenter__", "__aexit__"),
+    *("__neg__", "__pos__", "__abs__", "__invert__", "__round__", "__trunc__", "__floor__", "__ceil__"),
+    *("__int__", "__float__", "__complex__", "__index__", "__bytes__", "__str__", "__format__", "__fspath__"),
+    *("__array__", "__deepcopy__"),
+    *sorted(_OPERATORS),
+)
+#: These give the client back: to the user that is the view. An operator in place is one of them.
+_GIVES_ITSELF: Final = frozenset(["__enter__", *(f"__i{name}__" for name in _BINARY)])
+
+_view_classes: WeakKeyDictionary[type, type[Any]] = WeakKeyDictionary()
 
 
-@lru_cache(maxsize=256)
 def _view_class(kind: type) -> type[Any]:
-    special = {name: _forwarded(name) for name in _SPECIAL if hasattr(kind, name)}
-    return type("_DataPlaneView", (_DataPlaneView,), {"__slots__": (), **special})
+    known = _view_classes.get(kind)
+    if known is None:
+        own = (name for name in _SPECIAL if getattr(kind, name, None) is not getattr(object, name, None))
+        special = {name: _forwarded(name) for name in own}
+        known = type("_DataPlaneView", (_DataPlaneView,), {"__slots__": (), **special})
+        _view_classes[kind] = known
+    return known
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
@@ -170,7 +199,9 @@ def _forwarded(name: str) -> Callable[..., Any]:
         return aenter
 
     def forward(self: Any, *args: Any) -> Any:
+        if name in _OPERATORS:
+            args = tuple(arg._raytrace_target if issubclass(type(arg), _DataPlaneView) else arg for arg in args)
         result = getattr(self._raytrace_target, name)(*args)
-        return self if name == "__enter__" and result is self._raytrace_target else result
+        return self if name in _GIVES_ITSELF and result is self._raytrace_target else result
 
     return forward
