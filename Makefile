@@ -12,7 +12,7 @@ VERL ?= .venv-verl
 VERL_STAMP := $(VERL)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-engines test test-engines test-failed test-verl lint format bench docs-check reference clean
+.PHONY: help demo demo-engines test test-engines test-failed test-verl lint format bench docs-check reference release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ docs-check: $(STAMP) ## follow every link of the documentation and run every Pyt
 
 reference: $(STAMP) ## write docs/reference.md anew from the code
 	$(BIN)/python -m docs.reference
+
+release-check: ## build wheel and sdist, check both, and try the wheel in a clean environment
+	PYTHON=$(PYTHON) .ci/release-check
 
 clean: ## remove the environment, the caches and the runs of the demo
 	rm -rf $(VENV) $(ENGINES) $(VERL) .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist

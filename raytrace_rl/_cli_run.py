@@ -30,6 +30,8 @@ _SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
 _SI_KERNEL: Final = 0x80
 #: A larger spool is not summed up at the end: reading it takes about 2 s and 60 MiB for each 10 MiB.
 _SUMMARY_MAX_BYTES: Final = 64 << 20
+#: Calls that are shown where there is no goodput to show.
+_CALLS: Final = 8
 _SITE: Final = str(Path(__file__).with_name("_run_site"))
 
 
@@ -145,7 +147,25 @@ def _summarise(run_dir: str | None, load: Callable[[str], Any]) -> None:
     else:
         from raytrace_rl.monitor.report import summary
 
-        print(summary(load(run_dir)), end="", file=sys.stderr, flush=True)
+        run = load(run_dir)
+        print(summary(run), end="", file=sys.stderr)
+        if not any(row.bucket for row in run.spans):
+            print("\n".join(_calls(run)), file=sys.stderr)
+        sys.stderr.flush()
+
+
+def _calls(run: Any) -> list[str]:
+    """Returns what is known of a program without spans of its own: its calls, by time."""
+    from raytrace_rl.monitor.drawing import seconds, table
+    from raytrace_rl.monitor.tables import span_names
+
+    calls = [entry for entry in span_names(run) if entry["span_group"] == "actor_call"]
+    rows = [
+        (entry["name"], entry["count"], seconds(entry["total_s"]), seconds(entry["p50_s"]), seconds(entry["p95_s"]))
+        for entry in calls[:_CALLS]
+    ]
+    head = "No span says what its time was for, so there is no goodput yet: put managed_span around the work."
+    return [head, *table(("call", "count", "total", "p50", "p95"), rows, (40, -7, -8, -8, -8))] if rows else [head]
 
 
 def _say(line: str) -> None:

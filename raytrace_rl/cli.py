@@ -12,11 +12,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from raytrace_rl import _cli_push, _cli_run, _cli_stuck
+from raytrace_rl import _cli_doctor, _cli_push, _cli_run, _cli_sql, _cli_stuck
+from raytrace_rl._cli_files import UnusablePathError, write_file
 from raytrace_rl._version import VERSION
 from raytrace_rl.monitor import spool_files
 from raytrace_rl.monitor.export import FORMATS, export
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except SystemExit as stop:  # argparse: --help, or a usage error that it has explained
         return stop.code if isinstance(stop.code, int) else UNUSABLE
-    except (UnreadableRunError, _UsageError) as error:
+    except (UnreadableRunError, UnusablePathError, _UsageError) as error:
         return _complain(str(error))
     except BrokenPipeError:
         # The reader (head, less) has what it wanted. Python would complain again when it flushes at exit.
@@ -94,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("report", help="goodput, steps, spans, processes and what was lost")
     command.add_argument("RUN", help=_RUN_HELP)
-    command.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
+    form.add_argument("--html", metavar="FILE", help="write one HTML file with timeline and charts, - for stdout")
     command.set_defaults(run_subcommand=_report, prints=True)
 
     command = commands.add_parser("stuck", help="the spans that are open: where, for how long, who waits for whom")
@@ -108,10 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the difference as JSON (schema in docs/diff.md)")
     command.set_defaults(run_subcommand=_diff, prints=True)
 
+    command = commands.add_parser("sql", help="ask the run's spans, metrics and logs anything, in SQL")
+    command.add_argument("RUN", help=_RUN_HELP)
+    _cli_sql.add_options(command)
+    command.set_defaults(run_subcommand=_sql, prints=True)
+
     command = commands.add_parser("export", help="write the run's spans in a standard file form")
     command.add_argument("RUN", help=_RUN_HELP)
-    command.add_argument("--format", required=True, choices=FORMATS, help="form of the file")
-    command.add_argument("--out", required=True, metavar="PATH", help="file to write, - for standard output")
+    command.add_argument("--format", required=True, choices=(*FORMATS, "parquet"), help="form of the file")
+    command.add_argument(
+        "--out", required=True, metavar="PATH", help="file to write, - for stdout; for parquet a directory"
+    )
     command.set_defaults(run_subcommand=_export, prints=False)
 
     command = commands.add_parser("push", help="send over OTLP what a run left behind (OTEL_EXPORTER_OTLP_* say where)")
@@ -123,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("PATH", nargs="+", help="Python file, or directory of them")
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run_subcommand=_lint, prints=True)
+
+    command = commands.add_parser("doctor", help="what is enabled and why, where it goes, what is misconfigured")
+    _cli_doctor.add_options(command, _duration)
+    command.set_defaults(run_subcommand=_doctor, prints=True)
 
     command = commands.add_parser("groups", help="change which span groups a live run records")
     command.add_argument("RUN", help="run directory")
@@ -184,7 +198,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     run = _load(options.RUN)
-    if options.json:
+    if options.html is not None:
+        from raytrace_rl.monitor.html_report import html
+
+        write_file(options.html, lambda file: file.write(html(run).encode()))
+        if options.html != "-":
+            _say(f"report written to {options.html}")
+    elif options.json:
         print(json.dumps(report(run), indent=2))
     else:
         print(text(run), end="")
@@ -203,31 +223,37 @@ def _diff(options: argparse.Namespace) -> int:
     return OK
 
 
+def _sql(options: argparse.Namespace) -> int:
+    with _store_errors():
+        _bring_home(options.RUN)
+        _cli_sql.run(options)
+    return OK
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Ends the subcommand, with the reason, where the store cannot be had, or asked."""
+    from raytrace_rl.monitor.store import MissingExtraError
+
+    try:
+        yield
+    except (MissingExtraError, _cli_sql.QueryError) as error:
+        raise _UsageError(str(error)) from None
+
+
 def _export(options: argparse.Namespace) -> int:
-    run = _load(options.RUN)
-    if options.out == "-":
-        export(run, options.format, sys.stdout.buffer)
-        return OK
-    out = Path(options.out).resolve()  # behind a link lies what is meant
-    if out.is_dir():
-        raise _UsageError(f"{options.out}: is a directory")
-    if out.exists() and not out.is_file():  # a device, a pipe: written to, never replaced
-        with out.open("wb") as stream:
-            written = export(run, options.format, stream)
+    if options.format == "parquet":
+        if options.out == "-" or Path(options.out).is_file():
+            raise _UsageError(f"{options.out}: parquet is a directory of tables")
+        with _store_errors():
+            _bring_home(options.RUN)
+            written = _cli_sql.export(options.RUN, options.out)
         _say(f"{written} spans written to {options.out}")
         return OK
-    if not out.parent.is_dir():
-        raise _UsageError(f"{options.out}: there is no directory {out.parent}")
-    # The run may be the file that is overwritten: it is whole until the new one is.
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            written = export(run, options.format, file)
-        temporary.replace(out)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _say(f"{written} spans written to {options.out}")
+    run = _load(options.RUN)
+    written = write_file(options.out, lambda file: export(run, options.format, file))
+    if options.out != "-":
+        _say(f"{written} spans written to {options.out}")
     return OK
 
 
@@ -252,6 +278,15 @@ def _lint(options: argparse.Namespace) -> int:
             print(finding)
         _say(found.summary)
     return FINDINGS if found.errors else OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from raytrace_rl.lint import UnreadablePathError
+
+    try:
+        return FINDINGS if _cli_doctor.run(options, _load) else OK
+    except UnreadablePathError as error:
+        raise _UsageError(str(error)) from None
 
 
 def _groups(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:\.ci|raytrace_rl|tests|examples|benchmarks|docs)/[\w./-]*)`")
+_PATH = re.compile(r"`((?:\.ci|raytrace_rl|tests|examples|benchmarks|docs|cluster_configs)/[\w./-]*)`")
 
 
 def _prose(page: Path) -> str:

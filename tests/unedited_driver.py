@@ -46,7 +46,7 @@ class Worker(Base):
         return found[0]
 
     def stream(self, n):
-        for i in range(n):  # noqa: UP028 - Ray sends statistics into a generator, which range() cannot take
+        for i in range(n):  # Ray sends statistics into a generator, which range() cannot take
             yield i
 
     @ray.method(num_returns=2)
@@ -83,16 +83,19 @@ class Loop:
 
 @ray.remote
 def double(x):
+    """A remote function."""
     return 2 * x
 
 
 @ray.remote
 def stream(n):
-    for i in range(n):  # noqa: UP028 - as above
+    """A remote generator."""
+    for i in range(n):  # as above
         yield i
 
 
 def use_everything():
+    """Makes each kind of call, and checks what comes back."""
     peer = Worker.remote()
     worker = Worker.options(name="worker", max_task_retries=1).remote(peer, scale=3)
     assert ray.get(worker.plain.remote(2)) == 6
@@ -122,6 +125,7 @@ def use_everything():
 
 
 def raises(error, call):
+    """Checks that ``call`` raises ``error``."""
     try:
         call()
     except error:
