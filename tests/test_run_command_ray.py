@@ -265,7 +265,7 @@ def test_an_instrumented_program_keeps_its_own_job_and_its_own_carriers(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 15), ("SIGINT", 130)])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 15), ("SIGINT", 1)])
 def test_a_signal_ends_the_driver_as_it_would_without_us(tmp_path, name, code):
     """Flushing a busy actor takes longer than Ray lets a driver live after SIGTERM: it is aborted, with code 134."""
     script = tmp_path / "script.py"
@@ -303,7 +303,9 @@ def test_a_signal_ends_the_driver_as_it_would_without_us(tmp_path, name, code):
     (job,) = [span for span in run.spans if span.name == "rl.run.job"]
     (stay,) = [span for span in run.spans if span.name == "ray.call.Actor.stay"]
     assert not job.truncated
-    assert stay.truncated or stay.end_ns is None  # as far as its death is proven yet
+    # Killed, unwound by an exception, or not proven dead yet, as Ray pleases.
+    assert stay.truncated or stay.status == "ERROR" or stay.end_ns is None
+    assert job.status == ("ERROR" if name == "SIGINT" else "UNSET")
 
 
 @pytest.mark.slow
