@@ -12,7 +12,7 @@ VERL ?= .venv-verl
 VERL_STAMP := $(VERL)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-engines test test-engines test-failed test-verl lint format bench docs-check reference release-check clean
+.PHONY: help demo demo-engines test test-engines test-failed test-long test-verl lint format bench docs-check reference release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ demo: $(STAMP) ## run the asynchronous GRPO demo on local Ray and print its good
 demo-engines: $(ENGINES_STAMP) ## run the GRPO demo with a real vLLM engine and Megatron-core at tensor parallel 2
 	$(ENGINES)/bin/python -m examples.vllm_megatron_grpo
 
-test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## run all tests but the long ones
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP) ## run the tests that take minutes: planted faults in the demo, three hosts
+	$(BIN)/python -m pytest -m long
 
 test-engines: $(ENGINES_STAMP) ## run the tests with real vLLM and Megatron-core engines, on a CPU
 	$(ENGINES)/bin/python -m pytest tests/engines
@@ -33,7 +36,7 @@ test-verl: $(VERL_STAMP) ## run the tests with the real verl's worker groups, on
 	$(VERL)/bin/python -m pytest tests/test_verl.py
 
 test-failed: $(STAMP) ## run the tests that failed last time, alone
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -m "not long" --last-failed --last-failed-no-failures none
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy --strict, and our own lint on ourselves
 	$(BIN)/python -m ruff check .

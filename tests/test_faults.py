@@ -16,7 +16,7 @@ from raytrace_rl.monitor.report import report, text
 from tests.demo_runs import Demo, run_demo
 from tests.running import wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 STEPS = "16"
 

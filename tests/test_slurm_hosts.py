@@ -25,6 +25,7 @@ DRIVER = Path(__file__).with_name("slurm_driver.py")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(bool(permitted()), reason=permitted()),
 ]
 
