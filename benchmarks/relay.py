@@ -172,7 +172,7 @@ def rows() -> list[Row]:
             "the same / SDK's batch exporter, one core each",
             statistics.median(ratios),
             _spread(ratios),
-            bar=4,
+            bar=5,
             aim=5,
             ours=f"{relay[0].cpu_s / SPANS * 1e6:.2f} µs",
             theirs=f"{sdk[0].cpu_s / SDK_SPANS * 1e6:.2f} µs",
