@@ -81,7 +81,6 @@ class Relay:
         self._stopping = threading.Event()
         self._busy_at = monotonic()
         self._live_at = monotonic()
-        self._adopted: set[str] = set()
         self._status = status.Status(node_dir)
 
     def acquire(self, wait_s: float = 0.0) -> bool:
@@ -210,10 +209,15 @@ class Relay:
         return now - self._busy_at >= self._idle_s or now - self._live_at >= self._idle_s * _PATIENCE
 
     def _adopt(self) -> None:
-        """Brings home what newly dead processes left in a tmpfs, so that it survives the node."""
-        dead = {stem for lane in self.lanes for stem, state in lane.tail.states() if state == "dead"}
-        if dead - self._adopted:
-            self._adopted |= dead
+        """Brings home what dead processes left in a tmpfs, so that it survives the node.
+
+        Asked of the directory, where active files are links, and not of the lanes alone: those forget a dead process
+        once all of it is sent, which may be before the next look.
+        """
+        alive = {stem for lane in self.lanes for stem, state in lane.tail.states() if state != "dead"}
+        with os.scandir(self.node_dir) as entries:
+            left = any(entry.is_symlink() and entry.name.split(".", 1)[0] not in alive for entry in entries)
+        if left:
             seal.adopt_orphans(str(self.node_dir))
 
     def _free(self) -> None:

@@ -204,7 +204,8 @@ def test_a_forked_child_leaves_its_parents_relay_alone(server, tmp_path):
     assert os.waitpid(pid, 0)[1] == 0
     """
     child(script("asking._GRACE_S = 0.05", after), tmp_path / "run", OTEL_EXPORTER_OTLP_ENDPOINT=server.url)
-    assert names(server) == {"s": 100, "child": 1}
+    # Told apart by id: gRPC's connection may break as the child ends, and what was not acknowledged is sent again.
+    assert Counter({span.span_id: span.name for span in server.spans()}.values()) == {"s": 100, "child": 1}
 
 
 def test_the_next_start_in_the_process_sends_again(server, tmp_path):
