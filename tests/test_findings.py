@@ -128,13 +128,13 @@ def test_a_hanging_thread_is_named_once_by_its_innermost_span(truncated):
     run = made.run()
     inner = next(row for row in run.spans if row.name == "reward" and row.thread == "rollout-9")
     text = '  File "/venv/site-packages/x.py", line 1, in y\n    z()\n'
-    text = f'  File "/work/task.py", line 7, in score\n    judge(answer)\n{text}'
+    text = f'  File "/srv/rl/task.py", line 7, in score\n    judge(answer)\n{text}'
     run.stacks.append(StackRow(inner.trace_id, inner.span_id, 1, text))
     (found,) = report(run)["findings"]
     assert (found["kind"], found["worker_group"]) == ("stuck_thread", "collector")
     assert found["text"] == (
         "thread rollout-9 of collector pid 101 has stood in reward for 1m00s (others took 500.0ms), "
-        'at "/work/task.py", line 7, in score: judge(answer)'
+        'at "/srv/rl/task.py", line 7, in score: judge(answer)'
     )
 
 

@@ -12,10 +12,10 @@ from raytrace_rl.monitor.frames import Frame, of_fault, sections, told
 
 TASK = """\
 Task Task-1
-  File "/work/train.py", line 5, in main
+  File "/srv/rl/train.py", line 5, in main
     await asyncio.gather(
 waits for task Task-2
-  File "/work/train.py", line 9, in part
+  File "/srv/rl/train.py", line 9, in part
     await event.wait()
     ^^^^^^^^^^^^^^^^^^
 """
@@ -73,7 +73,7 @@ def test_any_text_is_read(text):
     of_fault(text)
 
 
-FILES = {"u": "/work/train.py", "l": "/venv/lib/python3.11/site-packages/ray/worker.py"}
+FILES = {"u": "/srv/rl/train.py", "l": "/venv/lib/python3.11/site-packages/ray/worker.py"}
 
 
 def _drawn(kinds: str, limit: int | None) -> str:
