@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raytrace_rl import _cardinality, _numbers, _state, semconv
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.setup import get_telemetry_handle
-from raytrace_rl.vocabulary import METRIC_KINDS, RL_METRIC_GROUP, claimed, hold
+from raytrace_rl.vocabulary import METRIC_KINDS, RL_METRIC_GROUP, claim
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
@@ -100,7 +100,7 @@ def register_metric_group(group: str, specs: Iterable[MetricSpec], *, allow_over
                 raise ValueError(f"metric group {group!r}: {spec} clashes with {other}")
             del known[other.key]
         known[spec.key] = spec
-    hold(claimed(((spec.name, spec.kind, spec.unit) for spec in known.values()), group))
+    claim(((spec.name, spec.kind, spec.unit) for spec in known.values()), group)
     entry.specs = known
     _groups.setdefault(group, entry)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 
 from raytrace_rl import _clock, _control, _encode, _metrics_pipeline, _prompts, _state, logs, semconv
+from raytrace_rl._deadline import run_until
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._provider import SpoolTracerProvider
 from raytrace_rl._sinks import ConsoleSink, NoSink, NullSink, Sink
@@ -181,7 +182,7 @@ class Process:
         _state.tracing = False
         _state.enabled = frozenset()
         end_open_spans()
-        _run_until(deadline, lambda: self._close(deadline))
+        run_until(deadline, lambda: self._close(deadline), "raytrace_rl-close")
         _state.tracing = False  # once more: the last beat may have put a change of the control file into force
         _state.enabled = frozenset()
         _state.epoch += 1
@@ -218,7 +219,7 @@ class Process:
         """
         writer = self.writer
         if writer is not None:
-            _run_until(deadline, lambda: _adopt(writer.place))
+            run_until(deadline, lambda: _adopt(writer.place), "raytrace_rl-close")
 
     def forget_after_fork(self) -> None:
         """In a forked child: lets go of what is the parent's."""
@@ -359,17 +360,6 @@ def drops_record() -> bytes:
     import json
 
     return json.dumps(_state.drops).encode()
-
-
-def _run_until(deadline: float, work: Callable[[], None]) -> None:
-    """Runs what may wait for a slow disk, and goes on at ``deadline`` whether or not it is done."""
-    thread = threading.Thread(target=work, name="raytrace_rl-close", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # the interpreter is shutting down and starts no more threads
-        work()
-    else:
-        thread.join(max(0.0, deadline - monotonic()))
 
 
 def _adopt(place: Place) -> None:

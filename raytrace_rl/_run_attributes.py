@@ -35,7 +35,8 @@ _NAMES: Final = frozenset(
         semconv.RL_REWARD,
     }
 )
-_SIZES: Final = frozenset(
+#: Those of them that are whole numbers.
+SIZES: Final = frozenset(
     {
         semconv.RL_NUM_ROLLOUTS,
         semconv.RL_NUM_PROMPT_GROUPS,
@@ -48,7 +49,7 @@ _SIZES: Final = frozenset(
     }
 )
 #: What holds for the whole run when the driver says it. (A worker's own word for itself still wins.)
-RUN_WIDE: Final = _NAMES | _SIZES
+RUN_WIDE: Final = _NAMES | SIZES
 
 
 def checked(attributes: Any) -> dict[str, AttributeValue]:
@@ -91,7 +92,7 @@ def _key(key: Any) -> str:
 def _value(key: str, value: Any) -> Any:
     if isinstance(value, Enum):
         value = value.value
-    if key in _SIZES:
+    if key in SIZES:
         number = parse_int(value) if isinstance(value, str) else _numbers.number(value)
         if number is None or number != int(number) or not 0 <= number < 1 << 63:
             raise ValueError("allowed is a whole number from 0 up")

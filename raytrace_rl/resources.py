@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import opentelemetry.version
 
 from raytrace_rl import _state, semconv
+from raytrace_rl._run_attributes import SIZES
 from raytrace_rl._version import VERSION
 from raytrace_rl.config import RankIdentity, resource_attributes
 
@@ -25,19 +26,11 @@ if TYPE_CHECKING:
     from raytrace_rl.config import TelemetryConfig
 
 #: Attributes that are whole numbers wherever they come from; an environment only knows text.
-_INTEGERS: Final = frozenset(
+_INTEGERS: Final = SIZES | frozenset(
     {
         semconv.NV_DL_RANK,
         semconv.NV_DL_LOCAL_RANK,
         semconv.NV_DL_WORLD_SIZE,
-        semconv.RL_NUM_ROLLOUTS,
-        semconv.RL_NUM_PROMPT_GROUPS,
-        semconv.RL_NUM_GENERATIONS_PER_PROMPT,
-        semconv.NV_DL_TOPOLOGY_SIZE_TP,
-        semconv.NV_DL_TOPOLOGY_SIZE_PP,
-        semconv.NV_DL_TOPOLOGY_SIZE_DP,
-        semconv.NV_DL_TOPOLOGY_SIZE_CP,
-        semconv.NV_DL_TOPOLOGY_SIZE_EP,
         semconv.SLURM_NODE_ID,
         semconv.SLURM_PROCID,
         semconv.SLURM_NNODES,

@@ -108,8 +108,8 @@ class TeedMetric:
         return registry_key(self.name)
 
 
-def claimed(series: Iterable[tuple[str, str, str]], group: str) -> dict[str, tuple[str, str, str]]:
-    """Returns the claims on series with those of ``group`` added, for `hold` to keep.
+def claim(series: Iterable[tuple[str, str, str]], group: str) -> None:
+    """Takes series for a metric group. All of them or, on a clash, none.
 
     Args:
         series: Name, kind and unit of each.
@@ -118,6 +118,7 @@ def claimed(series: Iterable[tuple[str, str, str]], group: str) -> dict[str, tup
     Raises:
         ValueError: Another group holds one of the names with another kind or unit.
     """
+    global _claims
     claims = dict(_claims)
     for name, kind, unit in series:
         held = claims.get(name)
@@ -132,12 +133,6 @@ def claimed(series: Iterable[tuple[str, str, str]], group: str) -> dict[str, tup
             _state.warn_once(
                 f"shared:{name}:{group}", "Metric groups %r and %r both record series %r.", held[2], group, name
             )
-    return claims
-
-
-def hold(claims: dict[str, tuple[str, str, str]]) -> None:
-    """Keeps what `claimed` returned."""
-    global _claims
     _claims = claims
 
 
@@ -167,7 +162,7 @@ def register_teed_metrics(rows: Iterable[TeedMetric]) -> None:
         if other is not None and other != row:
             raise ValueError(f"series {row.name!r} is already declared by {other}; {row} claims it too")
         known[row.logger_key] = by_key[row.key] = row
-    hold(claimed(((row.name, row.kind, row.unit) for row in known.values()), RL_METRIC_GROUP))
+    claim(((row.name, row.kind, row.unit) for row in known.values()), RL_METRIC_GROUP)
     _rows = known  # replaced whole: a tee on another thread iterates over the old one
 
 

@@ -1,7 +1,8 @@
 """Sees to it that a process's node has a relay: asks Ray for one, or runs it in a thread where there is no Ray.
 
 Called by the heartbeat and, at the ends of a run, by `setup`. The node's lock tells whether there is a relay; looking
-costs one system call or two, and everything else happens in a thread of its own.
+costs one system call or two, and everything else happens in a thread of its own. What only asking needs is imported
+there: each worker imports this module before its first span.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from raytrace_rl import _env_otlp, _state
+from raytrace_rl import _state
+from raytrace_rl._deadline import run_until
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.relay import published
 from raytrace_rl.relay.lock import NodeLock
-from raytrace_rl.relay.published import Published
-from raytrace_rl.relay.work import Work
 
 if TYPE_CHECKING:
+    from raytrace_rl._env_otlp import Settings
     from raytrace_rl.relay.home import Home
+    from raytrace_rl.relay.published import Published
+    from raytrace_rl.relay.work import Work
 
 #: Seconds between two looks whether the node has a relay.
 _LOOK_S: Final = 5.0
@@ -69,7 +71,7 @@ class Asker:
         self._bound_bytes = bound_bytes
         self._receives = receives
         self._lock = NodeLock(node_dir)
-        self._settings = _env_otlp.settings() if sends else None
+        self._settings = _settings() if sends else None
         self._relay: Any = None
         self._thread: threading.Thread | None = None
         self._born = monotonic()
@@ -128,6 +130,8 @@ class Asker:
     def _attach(self) -> None:
         if _cluster() is None:
             return
+        from raytrace_rl.relay import published
+
         published.publish(self._run_id, self._settings, self._node_dir)
         self._attached = True
         self._ask()
@@ -142,6 +146,8 @@ class Asker:
                 relay.start()
 
     def _ask_ray(self) -> None:
+        from raytrace_rl.relay import published
+
         if self._published is None:
             self._published = published.published(self._run_id)
         found = self._published
@@ -166,7 +172,9 @@ class Asker:
             self._relay = None
         actor.ask(self._work(settings, home, receives=self._receives))
 
-    def _work(self, settings: _env_otlp.Settings | None, home: Home | None, *, receives: bool) -> Work:
+    def _work(self, settings: Settings | None, home: Home | None, *, receives: bool) -> Work:
+        from raytrace_rl.relay.work import Work
+
         return Work(str(self._node_dir), self._run_id, settings, home, self._idle_s, self._bound_bytes, receives)
 
     def _new_relay(self, *, receives: bool = False) -> Any:
@@ -194,13 +202,7 @@ class Asker:
             return
         self._done = False
         work = partial(self._guarded, partial(self._finish, deadline, driver))
-        thread = threading.Thread(target=work, name="raytrace_rl-relay-finish", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is shutting down and starts no more threads
-            work()
-        else:
-            thread.join(max(0.0, deadline - monotonic()))
+        run_until(deadline, work, "raytrace_rl-relay-finish")
         if self._done:
             return
         if self._settings is not None:
@@ -232,7 +234,7 @@ class Asker:
         self._done = done
 
     def _drain_relays(self, timeout_s: float) -> bool:
-        from raytrace_rl.relay import actor
+        from raytrace_rl.relay import actor, published
 
         done = actor.drain(actor.relays(self._run_id), timeout_s)
         if self._attached and done:
@@ -257,7 +259,13 @@ def _cluster() -> Any:
     return ray
 
 
-def _need_grpc(settings: _env_otlp.Settings) -> None:
+def _settings() -> Settings:
+    from raytrace_rl import _env_otlp
+
+    return _env_otlp.settings()
+
+
+def _need_grpc(settings: Settings) -> None:
     speaks_grpc = any(one is not None and one.protocol == "grpc" for one in settings.endpoints.values())
     if speaks_grpc and importlib.util.find_spec("grpc") is None:
         raise ImportError("No module named 'grpc'")
