@@ -27,6 +27,24 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30) -
     return answer
 
 
+def get(ref: Any, timeout_s: float = 60) -> Any:
+    """What the call returned, or each of the calls, within a minute."""
+    import ray
+
+    return ray.get(ref, timeout=timeout_s)
+
+
+def gone(actor: Any) -> bool:
+    """Whether a call to the actor finds it dead."""
+    import ray
+
+    try:
+        get(actor.__ray_ready__.remote(), 30)
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
 class TracedTest:
     """A running test: its root span is current, and spans are read back from the spool of all processes."""
 

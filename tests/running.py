@@ -135,3 +135,18 @@ def child(code: str, *arguments: object, timeout_s: float = 60.0, check: bool = 
     if check:
         assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def drive(program: str, tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a driver's program to its end in a process of its own, with ``tmp_path / "run"`` as its run directory."""
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(program))
+    return subprocess.run(
+        [sys.executable, str(script), *argv],
+        cwd=tmp_path,
+        env={**os.environ, "RAYTRACE_RL_RUN_DIR": str(tmp_path / "run"), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -25,7 +25,7 @@ from raytrace_rl import (
     umbrella_span,
 )
 from raytrace_rl.monitor import load_run
-from tests.readback import TracedTest, wait_until
+from tests.readback import TracedTest, get, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = pytest.mark.ray
-
-
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
 
 
 def ended(run_dir: Path, name: str) -> list[SpanRow]:

@@ -23,7 +23,7 @@ from raytrace_rl import (
 )
 from raytrace_rl.actors import FlushReport, flush_group, registered_actors
 from tests import traced_actors
-from tests.readback import wait_until
+from tests.readback import get, gone, wait_until
 
 pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = [
@@ -35,29 +35,11 @@ pytestmark = [
 CONSTRUCTORS = ("Ordinary", "Forgetful", "Data", "MoreData", "Attrs", "Model", "Concrete", "Mixed", "Async")
 
 
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
-
-
 def remote(cls: type, **options: Any) -> Any:
     """The class as an actor class that takes next to no CPU."""
     import ray
 
     return ray.remote(num_cpus=0.01, **options)(cls)
-
-
-def gone(actor: Any) -> bool:
-    """Whether a call to the actor finds it dead."""
-    import ray
-
-    try:
-        ray.get(actor.__ray_ready__.remote(), timeout=30)
-    except ray.exceptions.RayActorError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,7 @@ from raytrace_rl.actors import flush_and_kill
 from raytrace_rl.monitor import load_run
 from tests.children_work import Sandbox
 from tests.conftest import start_cluster
+from tests.readback import get
 from tests.test_children import PARENT, PROGRAM, TRACE_ID
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.telemetry_fixtures"]
 pytestmark = pytest.mark.ray
-
-
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
 
 
 def test_what_ray_inherited_parents_nothing(tmp_path: Path, monkeypatch):

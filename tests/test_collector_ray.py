@@ -10,17 +10,10 @@ import pytest
 from raytrace_rl import dispatch_with_trace_context, traced
 from raytrace_rl.actors import FlushReport, flush_actors, flush_and_kill
 from tests import collector_actors
-from tests.readback import wait_until
+from tests.readback import get, wait_until
 
 pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = pytest.mark.ray
-
-
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
 
 
 def started(name: str, **arguments: Any) -> tuple[Any, Any]:

@@ -11,16 +11,10 @@ from raytrace_rl import traced
 from raytrace_rl.actors import flush_and_kill
 from raytrace_rl.integrations.data_plane import traced_data_plane
 from tests import data_plane_actors
+from tests.readback import get
 
 pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = pytest.mark.ray
-
-
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
 
 
 @pytest.mark.parametrize("view", [lambda handle: handle, traced], ids=["handle", "traced view"])

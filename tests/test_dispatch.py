@@ -25,9 +25,10 @@ from raytrace_rl import (
     trace_context_kwargs,
     traced,
 )
+from tests.shaped_workers import Worker, score, train
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Generator, Iterator
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
@@ -591,24 +592,6 @@ def test_the_target_s_exception_passes():
     assert calls == [1]
 
 
-class _Worker:
-    """What a group knows of a worker: its handle's table of signatures."""
-
-    def __init__(self, *methods: Callable[..., Any]) -> None:
-        self._ray_method_signatures = {
-            method.__name__: list(inspect.signature(method).parameters.values()) for method in methods
-        }
-
-
-@accepts_trace_context
-def train(batch: Any) -> None:
-    """A worker's method."""
-
-
-def score(**kwargs: Any) -> None:
-    """A worker's method that would swallow a carrier."""
-
-
 class _Group:
     """NeMo-RL's shape."""
 
@@ -629,7 +612,7 @@ class _Group:
 
 def test_a_group_call_takes_the_carrier_where_it_is_broadcast():
     """Catches a carrier among keywords that the group slices, and the caller's own common keywords changed."""
-    group = _Group(_Worker(train, score), _Worker(train, score))
+    group = _Group(Worker(train, score), Worker(train, score))
     common = {"seed": 1}
     with managed_span("generation", "x"):
         kwargs, broadcast = dispatch_with_trace_context(
@@ -643,12 +626,12 @@ def test_a_group_call_takes_the_carrier_where_it_is_broadcast():
 
 def test_a_group_call_without_room_or_name_for_a_carrier_goes_as_it_is():
     """Catches a carrier in a worker's ``**kwargs``, or in a method that has no keyword for it."""
-    group = _Group(_Worker(train, score), _Worker(score))
+    group = _Group(Worker(train, score), Worker(score))
     with managed_span("generation", "x"):
         assert dispatch_with_trace_context(group.run_all_workers_single_data, "score", a=1) == {"a": 1}
         assert dispatch_with_trace_context(group.run_all_workers_single_data, "train", a=1) == {"a": 1}
         assert dispatch_with_trace_context(group.run_all_workers_single_data, "unknown") == {}
-        group = _Group(_Worker(train))
+        group = _Group(Worker(train))
         assert dispatch_with_trace_context(group.run_nothing, "train") == "train"
 
 

@@ -20,7 +20,7 @@ from raytrace_rl import (
     umbrella_span,
 )
 from tests import dispatch_actors
-from tests.readback import BUCKET, TracedTest, wait_until
+from tests.readback import BUCKET, TracedTest, get, wait_until
 
 pytest_plugins = ["tests.ray_fixtures"]
 pytestmark = pytest.mark.ray
@@ -41,13 +41,6 @@ def actors(request: pytest.FixtureRequest, cluster: Any) -> SimpleNamespace:
         function=ray.remote(made.function),
         generator_function=ray.remote(made.generator_function),
     )
-
-
-def get(ref: Any) -> Any:
-    """What the call returned, within a minute."""
-    import ray
-
-    return ray.get(ref, timeout=60)
 
 
 def steps(generator: Any) -> list[Any]:

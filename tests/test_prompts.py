@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import textwrap
 from collections import Counter, defaultdict
 from contextlib import nullcontext
 from enum import Enum
@@ -40,6 +38,7 @@ from raytrace_rl.instrumentation import (
 )
 from raytrace_rl.monitor import load_run
 from tests.disks import warnings_of
+from tests.running import drive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -380,17 +379,7 @@ with telemetry_session({"span_groups": "all", "per_prompt_limit": 3}, summary=Fa
 @pytest.mark.ray
 def test_every_sample_of_a_prompt_or_none_whatever_the_worker(tmp_path: Path):
     """On real Ray, samples of one prompt that several workers handle are recorded by some of them."""
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "RAYTRACE_RL_RUN_DIR": str(tmp_path / "run")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = drive(DRIVER, tmp_path)
     assert done.returncode == 0, done.stderr
     where: dict[str, set[int]] = defaultdict(set)
     for span in load_run(tmp_path / "run").spans:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +23,7 @@ from raytrace_rl import (
 )
 from raytrace_rl.monitor import load_run
 from tests.disks import warnings_of
+from tests.running import drive
 
 pytest_plugins = ["tests.telemetry_fixtures"]
 
@@ -260,17 +260,7 @@ with telemetry_session(algorithm="grpo", resource_attributes=said) as session:
 @pytest.mark.ray
 def test_actors_and_tasks_of_a_run_know_it(tmp_path: Path):
     """On real Ray the word of the driver ends at the cluster's door."""
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "RAYTRACE_RL_RUN_DIR": str(tmp_path / "run")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = drive(DRIVER, tmp_path)
     assert done.returncode == 0, done.stderr
     found = resources(tmp_path / "run")
     run_wide = {"rl.model": "tiny", "rl.backend": "torch", "rl.num_rollouts": 8, "rl.algorithm": "grpo"}

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from raytrace_rl.monitor import load_run
+from tests.running import drive
 
 pytestmark = [pytest.mark.ray]
 
@@ -41,27 +36,9 @@ print("batch", batch, "run", session.run_dir)
 """
 
 
-def drive(tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the driver to its end in a process of its own."""
-    import os
-
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    environment: dict[str, Any] = {**os.environ, "RAYTRACE_RL_RUN_DIR": str(tmp_path / "run"), **env}
-    return subprocess.run(
-        [sys.executable, str(script), *argv],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_example_of_the_readme_is_one_tree_and_prints_its_goodput(tmp_path):
     """Catches a session that starts, flushes or sums up only part of what a driver's ten lines ask for."""
-    done = drive(tmp_path)
+    done = drive(DRIVER, tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "batch ['A', 'B']" in done.stdout
@@ -80,7 +57,7 @@ def test_the_example_of_the_readme_is_one_tree_and_prints_its_goodput(tmp_path):
 
 def test_an_exception_of_the_body_passes_and_nothing_is_lost(tmp_path):
     """Catches a session that swallows the driver's error, or leaves without flushing because of it."""
-    done = drive(tmp_path, "fail")
+    done = drive(DRIVER, tmp_path, "fail")
 
     assert done.returncode == 1
     assert "RuntimeError: the loop broke" in done.stderr
@@ -92,7 +69,7 @@ def test_an_exception_of_the_body_passes_and_nothing_is_lost(tmp_path):
 
 def test_the_environment_switches_it_off(tmp_path):
     """Catches telemetry that code turns on although the operator has turned it off: the environment beats code."""
-    done = drive(tmp_path, RAYTRACE_RL_ENABLED="0")
+    done = drive(DRIVER, tmp_path, RAYTRACE_RL_ENABLED="0")
 
     assert done.returncode == 0, done.stderr
     assert "batch ['A', 'B']" in done.stdout

@@ -6,43 +6,22 @@ test_verl has the same against the real package.
 from __future__ import annotations
 
 import gc
-import inspect
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from raytrace_rl import _verl_groups, accepts_trace_context, dispatch_with_trace_context, managed_span, setup, traced
+from raytrace_rl import _verl_groups, dispatch_with_trace_context, managed_span, setup, traced
 from raytrace_rl.integrations import verl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.shaped_workers import Worker, score, train
 
 
 @pytest.fixture(autouse=True)
 def _tracing():
     """Telemetry on, and nothing written."""
     setup.init_telemetry_driver({"enabled": True, "exporter": "none", "span_groups": "all"})
-
-
-class Worker:
-    """What a group knows of a worker: its handle's table of signatures."""
-
-    def __init__(self, *methods: Callable[..., Any]) -> None:
-        self._ray_method_signatures = {
-            method.__name__: list(inspect.signature(method).parameters.values()) for method in methods
-        }
-
-
-@accepts_trace_context
-def train(batch: Any) -> None:
-    """A worker's method."""
-
-
-def score(**kwargs: Any) -> None:
-    """A worker's method that would swallow a carrier."""
 
 
 def bound(group: Any, method_name: str, execute_fn: Any) -> Any:

@@ -21,7 +21,7 @@ from raytrace_rl.worker_groups import (
     ResourceInsufficientError,
 )
 from tests import worker_group_actors as actors
-from tests.readback import wait_until
+from tests.readback import get, gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,24 +53,6 @@ def group(bundles) -> Iterator[RayWorkerGroup]:
 def small(bundles: RayVirtualCluster, what: Any, workers: int = 1, **kwargs: Any) -> RayWorkerGroup:
     """A group of a worker or two beside the other."""
     return RayWorkerGroup(bundles, RayWorkerBuilder(what), workers_per_node=[workers, 0], **kwargs)
-
-
-def get(refs: Any) -> Any:
-    """What the calls returned, within a minute."""
-    import ray
-
-    return ray.get(refs, timeout=60)
-
-
-def gone(actor: Any) -> bool:
-    """Whether a call to the actor finds it dead."""
-    import ray
-
-    try:
-        ray.get(actor.__ray_ready__.remote(), timeout=30)
-    except ray.exceptions.RayActorError:
-        return True
-    return False
 
 
 def test_every_worker_finds_its_place(group):

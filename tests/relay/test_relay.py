@@ -19,7 +19,7 @@ from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import Relay
 from raytrace_rl.spool.format import Kind, pack_record
 from tests import writers
-from tests.relay.otlp_server import Refusal, receiver
+from tests.relay.otlp_server import Refusal
 from tests.running import wait_for
 from tests.spooling import Spool, ended, span
 
@@ -31,13 +31,6 @@ def _quick(monkeypatch):
     monkeypatch.setattr(retry, "LONGEST_S", 0.1)
     monkeypatch.setattr(lane, "INTERVAL_S", 0.02)
     monkeypatch.setattr(module, "_TEND_S", 0.02)
-
-
-@pytest.fixture
-def server():
-    """A receiver in this process."""
-    with receiver() as running:
-        yield running
 
 
 @pytest.fixture
@@ -228,7 +221,8 @@ from raytrace_rl import _env_otlp
 from raytrace_rl.relay import lane
 from raytrace_rl.relay.relay import Relay
 
-pytest_plugins = ["tests.telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
+
 lane.MAX_RECORDS = 500
 relay = Relay(sys.argv[1], _env_otlp.settings({"OTEL_EXPORTER_OTLP_ENDPOINT": sys.argv[2]}))
 assert relay.acquire(10)

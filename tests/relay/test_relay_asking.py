@@ -13,7 +13,6 @@ from collections import Counter
 import pytest
 
 from raytrace_rl.relay.lock import NodeLock
-from tests.relay.otlp_server import receiver
 from tests.running import attributes, child, wait_for
 
 SCRIPT = """
@@ -22,7 +21,7 @@ from raytrace_rl import setup
 from raytrace_rl.instrumentation import managed_span
 from raytrace_rl.relay import asking
 
-pytest_plugins = ["tests.telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 {before}
 handle = setup.init_telemetry_driver(
     {{"enabled": True, "span_groups": "all", "run_dir": sys.argv[1], "exporter": "otlp", "heartbeat_s": 0.05}}
@@ -37,13 +36,6 @@ for n in range(100):
 def script(before="", after=""):
     """A driver without Ray that writes a hundred spans."""
     return SCRIPT.format(before=before, after=textwrap.dedent(after))
-
-
-@pytest.fixture
-def server():
-    """A receiver in this process."""
-    with receiver() as running:
-        yield running
 
 
 def names(server):

@@ -20,6 +20,8 @@ from tests.relay.otlp_server import Refusal, partial_success, receiver
 from tests.running import wait_for
 from tests.spooling import Spool, ended, span
 
+pytest_plugins = ["tests.relay.relay_fixtures"]
+
 P = "OTEL_EXPORTER_OTLP_"
 Code = grpc.StatusCode
 
@@ -30,13 +32,6 @@ def _quick(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_S", 0.005)
     monkeypatch.setattr(retry, "LONGEST_S", 0.05)
     monkeypatch.setattr(module, "INTERVAL_S", 0.01)
-
-
-@pytest.fixture
-def server():
-    """A receiver in this process."""
-    with receiver() as running:
-        yield running
 
 
 @pytest.fixture

@@ -13,18 +13,17 @@ from raytrace_rl.relay import push
 from raytrace_rl.relay.relay import Relay
 from raytrace_rl.spool.format import Kind, pack_record
 from tests import spooling, writers
-from tests.relay.otlp_server import partial_success, receiver
+from tests.relay.otlp_server import partial_success
 from tests.spooling import Spool, ended, span
 
-pytest_plugins = ["tests.telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(server, monkeypatch):
     """A receiver in this process, and the environment says so."""
-    with receiver() as running:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
-        yield running
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    return server
 
 
 @pytest.fixture

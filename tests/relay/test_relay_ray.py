@@ -18,20 +18,12 @@ from raytrace_rl.monitor import load_run
 from raytrace_rl.relay import actor, address, asking, status
 from raytrace_rl.relay.lock import NodeLock
 from tests.conftest import start_cluster
-from tests.relay.otlp_server import receiver
 from tests.relay.relay_actors import Writer
 from tests.running import wait_for
 
-pytest_plugins = ["tests.telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-@pytest.fixture
-def server():
-    """A receiver in this process."""
-    with receiver() as running:
-        yield running
 
 
 @contextmanager

@@ -14,17 +14,12 @@ from tests.relay import certificates
 from tests.relay.otlp_server import REQUESTS, Refusal, partial_success, receiver
 from tests.relay.proxy import proxy
 
+pytest_plugins = ["tests.relay.relay_fixtures"]
+
 P = "OTEL_EXPORTER_OTLP_"
 TRACES = SIGNALS["traces"]
 #: An ``ExportTraceServiceRequest`` with one empty ``ResourceSpans``.
 REQUEST = b"\x0a\x00"
-
-
-@pytest.fixture
-def server():
-    """A receiver in this process."""
-    with receiver() as running:
-        yield running
 
 
 def sender(url, signal="traces", **variables):
