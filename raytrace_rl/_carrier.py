@@ -22,13 +22,11 @@ from functools import lru_cache
 from time import time_ns
 from typing import Any, Final
 
-from opentelemetry import baggage as otel_baggage
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from raytrace_rl import _registry, _scopes, _span, _state
+from raytrace_rl import _baggage, _registry, _scopes, _span, _state
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._invocation import Attachment
 
@@ -48,7 +46,6 @@ _VERSION_00: Final = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-
 _LATER_VERSION: Final = re.compile(
     "(?!ff|00)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?:-.*)?", re.DOTALL
 ).fullmatch
-_BAGGAGE_PROPAGATOR: Final = W3CBaggagePropagator()
 
 
 class RemoteSpan(NonRecordingSpan):
@@ -117,8 +114,8 @@ def current() -> dict[str, str]:
                     carrier["tracestate"] = span.tracestate
             elif span is not None:
                 _write_foreign(span, carrier)
-            if (len(context) > 1 or span is None) and otel_baggage.get_all(context):
-                _BAGGAGE_PROPAGATOR.inject(carrier, context)
+            if len(context) > 1 or span is None:
+                _baggage.write(carrier, context)
         scopes = _scopes.var.get()
         if scopes is not None:
             written, text = _last_scopes
@@ -269,14 +266,9 @@ def _read_baggage(header: Any, otel: Context | None) -> Context | None:
     if not isinstance(header, str) or len(header) > _MAX_HEADER:
         _rubbish("baggage", "no usable baggage: %.80r", header)
         return otel
-    found = _BAGGAGE_PROPAGATOR.extract({"baggage": header}, Context())
-    entries = otel_baggage.get_all(found)
-    if not entries:
-        return otel
-    context = _span.otel_var.get() if otel is None else otel
-    for name, value in entries.items():
-        context = otel_baggage.set_baggage(name, value, context)
-    return context
+    current = _span.otel_var.get() if otel is None else otel
+    found = _baggage.read(header, current)
+    return otel if found is current else found
 
 
 def _read_scopes(header: Any) -> _scopes.Scopes | None:

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parent.parent / "raytrace_rl"
 
 #: Modules that arrive only when first needed; each worker class may live in an environment that lacks some of them.
-HEAVY = ("ray", "torch", "numpy", "vllm", "megatron", "grpc", "duckdb", "opentelemetry.sdk", "opentelemetry.proto")
+HEAVY = (
+    "ray",
+    "torch",
+    "numpy",
+    "vllm",
+    "megatron",
+    "grpc",
+    "duckdb",
+    "opentelemetry.sdk",
+    "opentelemetry.proto",
+    "opentelemetry.baggage",
+)
 
 #: A public module reaches modules of its own level and below (docs/architecture.md has the same picture). A private
 #: one belongs to whoever imports it: what it imports counts as imported by those.
