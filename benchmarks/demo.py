@@ -13,8 +13,8 @@ from typing import Final
 from benchmarks.rounds import ratio
 from benchmarks.table import Row
 
-ROUNDS: Final = 5
-STEPS: Final = 40
+ROUNDS: Final = 7
+STEPS: Final = 100
 #: Timer key of a whole step.
 STEP: Final = "total_step_time"
 

@@ -22,10 +22,8 @@ from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import init_telemetry_driver, managed_span, shutdown_telemetry, trace_fn, umbrella_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-#: Spans handed to the SDK's encoder at once: the batch size of its BatchSpanProcessor.
-BATCH = 512
 #: Spans in a round.
 TURNS = 5_000
 
@@ -115,35 +113,20 @@ def _enabled() -> list[Row]:
 
 
 def _sdk() -> dict[str, Callable[[int], object]]:
-    """OpenTelemetry's SDK as it is set up in production, its exporter but for the sending."""
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from benchmarks.sdk import Sdk
 
-    class Encode(SpanExporter):
-        spans = 0
-
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            encode_spans(spans).SerializeToString()
-            self.spans += len(spans)
-            return SpanExportResult.SUCCESS
-
-    encode = Encode()
-    # A queue that holds a whole round: dropping spans, as it would with its default of 2048, is cheap.
-    processor = BatchSpanProcessor(encode, max_queue_size=2 * TURNS, max_export_batch_size=BATCH)
-    provider = TracerProvider(shutdown_on_exit=False)  # of its own: its spans do not reach our spool
-    provider.add_span_processor(processor)
-    tracer = provider.get_tracer("benchmarks")
+    sdk = Sdk(queue=2 * TURNS)  # a whole round: to drop spans is cheap
+    tracer = sdk.provider.get_tracer("benchmarks")
 
     def spans(attributes: Callable[[int], dict[str, Any]]) -> Callable[[int], None]:
         def run(turns: int) -> None:
-            before = encode.spans
+            before = sdk.encode.spans
             for n in range(turns):
                 with tracer.start_as_current_span("rl.grpo.generation", attributes=attributes(n)):
                     pass
-            processor.force_flush()
-            if encode.spans - before != turns:
-                raise RuntimeError(f"the SDK encoded {encode.spans - before} of {turns} spans")
+            sdk.processor.force_flush()
+            if sdk.encode.spans - before != turns:
+                raise RuntimeError(f"the SDK encoded {sdk.encode.spans - before} of {turns} spans")
 
         return run
 
