@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from raytrace_rl import _state, actors
+from raytrace_rl import _ray_alarm, _state, actors
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.config import TelemetryConfig
 from raytrace_rl.setup import (
@@ -109,10 +109,11 @@ class telemetry_session:
     ) -> None:
         if self._handle is None:
             return
-        self._flush()
-        shutdown_telemetry()
-        if self._summary and self._run_dir is not None and Path(self._run_dir, "spool").is_dir():
-            self._print_summary(self._run_dir)
+        with _ray_alarm.held_off():
+            self._flush()
+            shutdown_telemetry()
+            if self._summary and self._run_dir is not None and Path(self._run_dir, "spool").is_dir():
+                self._print_summary(self._run_dir)
 
     def _flush(self) -> None:
         """Lets actors that still live end their spans and close their spools, before the cluster takes them down."""

@@ -75,3 +75,35 @@ def test_the_environment_switches_it_off(tmp_path):
     assert "batch ['A', 'B']" in done.stdout
     assert "run None" in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+SLOW_TO_FLUSH = """
+import os, sys, time
+import ray
+from raytrace_rl import RLSpanGroup as G, TracedActor, accepts_trace_context, telemetry_session, traced, umbrella_span
+
+@ray.remote
+class Busy(TracedActor):
+    @accepts_trace_context
+    def work(self, seconds):
+        time.sleep(seconds)
+
+with telemetry_session(flush_timeout_s=5) as session:
+    session.init_ray(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    busy = Busy.remote()
+    with umbrella_span(G.U_JOB, "rl.grpo.job"):
+        ray.get(traced(busy).work.remote(0))
+        call = traced(busy).work.remote(60)
+        os.kill(os.getpid(), 15)
+        ray.get(call)
+"""
+
+
+def test_a_terminated_driver_has_the_time_that_it_was_given_to_flush(tmp_path):
+    """Ray aborts a driver three seconds after a SIGTERM, in the midst of a flush that was given five (exit 134)."""
+    done = drive(SLOW_TO_FLUSH, tmp_path)
+
+    assert done.returncode == 15, done.stderr
+    assert "goodput" in done.stdout
+    (job,) = [span for span in load_run(tmp_path / "run").spans if span.name == "rl.grpo.job"]
+    assert not job.truncated

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from opentelemetry import trace
 
-from raytrace_rl import _carrier, _flush, _handles, _state, _trees, setup
+from raytrace_rl import _carrier, _flush, _handles, _ray_alarm, _state, _trees, setup
 from raytrace_rl._otel_context import otel_var
 from raytrace_rl.integrations import _auto_entry
 from raytrace_rl.span_groups import is_span_group_enabled
@@ -54,30 +52,15 @@ def _end(pid: int) -> None:
     """At the driver's exit, before Ray's own: ends the job, with the program's exception if there is one."""
     if pid != os.getpid():
         return
-    left_s = _stop_alarm()
-    close_actors()
-    if _job is not None:
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):  # Ctrl-C, too
-            _job.record_exception(error)
-            _job.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
-        _job.end()
-    setup.shutdown_telemetry()
-    if left_s:
-        signal.alarm(left_s)
-
-
-def _stop_alarm() -> int:
-    """Stops the alarm by which Ray's C++ part aborts a driver 3 s after a SIGTERM; returns the seconds it had left.
-
-    Flushing takes its own time, bounded too. An alarm of the program's, whose handler Python knows, goes on.
-    """
-    try:
-        caught = re.search(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        return 0
-    rays = caught is not None and int(caught[1], 16) >> (signal.SIGALRM - 1) & 1
-    return signal.alarm(0) if rays and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL else 0
+    with _ray_alarm.held_off():
+        close_actors()
+        if _job is not None:
+            error = getattr(sys, "last_value", None)
+            if isinstance(error, BaseException):  # Ctrl-C, too
+                _job.record_exception(error)
+                _job.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+            _job.end()
+        setup.shutdown_telemetry()
 
 
 def close_actors() -> None:
