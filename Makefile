@@ -10,9 +10,22 @@ ENGINES_STAMP := $(ENGINES)/.installed
 # The real verl, with what its worker groups need.
 VERL ?= .venv-verl
 VERL_STAMP := $(VERL)/.installed
+# A coverage-guided fuzzer; FUZZ_S are seconds for each of its targets.
+FUZZ ?= .venv-fuzz
+FUZZ_STAMP := $(FUZZ)/.installed
+FUZZ_S ?= 60
+# A Phoenix server, as a backend that traces are sent to.
+PHOENIX ?= .venv-phoenix
+PHOENIX_STAMP := $(PHOENIX)/.installed
+# How long `make soak` goes on, and how many spans a second each of its writers ends.
+SOAK_MINUTES ?= 10
+SOAK_RATE ?= 50
+# What builds the documentation's site.
+DOCS ?= .venv-docs
+DOCS_STAMP := $(DOCS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-engines test test-engines test-failed test-long test-verl lint format bench docs-check reference release-check clean
+.PHONY: help demo demo-engines test test-engines test-failed test-long test-phoenix test-verl fuzz soak lint format bench docs-check docs-site reference release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +48,15 @@ test-engines: $(ENGINES_STAMP) ## run the tests with real vLLM and Megatron-core
 test-verl: $(VERL_STAMP) ## run the tests with the real verl's worker groups, on a CPU
 	$(VERL)/bin/python -m pytest tests/test_verl.py
 
+test-phoenix: $(STAMP) $(PHOENIX_STAMP) ## send a run to a real Phoenix, and compare what it has with what was written
+	PHOENIX=$(abspath $(PHOENIX))/bin/phoenix $(BIN)/python -m pytest tests/test_phoenix.py
+
+fuzz: $(FUZZ_STAMP) ## fuzz what reads bytes of others, FUZZ_S=60 seconds a target
+	$(FUZZ)/bin/python -m tests.fuzz --seconds $(FUZZ_S)
+
+soak: $(STAMP) ## 64 writers and a relay for SOAK_MINUTES=10, at SOAK_RATE=50 spans a second each: nothing lost or grown
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --rate $(SOAK_RATE)
+
 test-failed: $(STAMP) ## run the tests that failed last time, alone
 	$(BIN)/python -m pytest -m "not long" --last-failed --last-failed-no-failures none
 
@@ -51,17 +73,22 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 bench: $(STAMP) ## measure the costs that the documentation states
 	$(BIN)/python -m benchmarks
 
-docs-check: $(STAMP) ## follow every link of the documentation and run every Python block in it
-	$(BIN)/python -m pytest tests/test_docs.py
+docs-check: docs-site $(STAMP) ## build the documentation strictly, follow its links, and run every block of code in it
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_blocks.py
 
-reference: $(STAMP) ## write docs/reference.md anew from the code
+# Not --quiet: mkdocs counts no warning that it does not print.
+docs-site: $(DOCS_STAMP) ## build the documentation as a site, in build/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --site-dir build/site
+
+reference: $(STAMP) ## write docs/reference.md and docs/blocks.md anew, from the code and from the pages
 	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.blocks
 
 release-check: ## build wheel and sdist, check both, and try the wheel in a clean environment
 	PYTHON=$(PYTHON) .ci/release-check
 
 clean: ## remove the environment, the caches and the runs of the demo
-	rm -rf $(VENV) $(ENGINES) $(VERL) .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
+	rm -rf $(VENV) $(ENGINES) $(VERL) $(DOCS) $(FUZZ) $(PHOENIX) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
 
 # The stamp is written last, so that an interrupted set-up is done again.
 $(STAMP): pyproject.toml constraints-dev.txt
@@ -80,4 +107,19 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --quiet --no-deps --requirement constraints-verl.txt --editable .
 	rm -rf $(VERL)/lib/python*/site-packages/tests $(VERL)/lib/python*/site-packages/scripts
+	@touch $@
+
+$(DOCS_STAMP): constraints-docs.txt
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps --requirement constraints-docs.txt
+	@touch $@
+
+$(FUZZ_STAMP): constraints-fuzz.txt
+	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/python -m pip install --quiet --no-deps --requirement constraints-fuzz.txt
+	@touch $@
+
+$(PHOENIX_STAMP): constraints-phoenix.txt
+	@test -x $(PHOENIX)/bin/python || $(PYTHON) -m venv $(PHOENIX)
+	$(PHOENIX)/bin/python -m pip install --quiet --no-deps --requirement constraints-phoenix.txt
 	@touch $@
