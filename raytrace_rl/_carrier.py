@@ -15,7 +15,6 @@ compares them). For the same reason the hot functions here are long and straight
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -29,6 +28,7 @@ from opentelemetry.trace.span import TraceState
 from raytrace_rl import _baggage, _registry, _scopes, _span, _state
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl._invocation import Attachment
+from raytrace_rl.spool.place import node_name
 
 #: The keyword that a carrier travels under; NeMo-RL's own, so that its code and ours understand each other.
 KEYWORD: Final = "_otel_carrier"
@@ -161,15 +161,8 @@ def _scopes_text(scopes: _scopes.Scopes) -> str:
     return ";".join(parts)
 
 
-def _node_name() -> str:
-    """The sender's node as its host name: enough for a reader to know that two clocks are two."""
-    try:
-        return re.sub(r"[^\w.-]", "_", os.uname().nodename)[:128]
-    except OSError:
-        return ""
-
-
-NODE: Final = _node_name()
+#: The sender's node, by the name of its directory in the spool: a reader finds there whose clock it was.
+NODE: Final = node_name()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -278,17 +271,20 @@ def _read_scopes(header: Any) -> _scopes.Scopes | None:
     try:
         text, _, sender = header.partition("|")
         iteration, bucket, per_prompt, muted = _parse_scopes(text)
-        queued_ns = None
+        queued: list[int] = []
+        node = NODE
         if sender:
             # Below zero where the clock of the sending node is ahead by more than the call waited: what was measured is
             # recorded, and whoever reads it knows by the sign that the two clocks disagree.
-            queued_ns = time_ns() - int(sender.partition(",")[0])
+            sent_ns, _, node = sender.partition(",")
+            queued_ns = time_ns() - int(sent_ns)
             if abs(queued_ns) > _MAX_QUEUED_NS:
                 raise ValueError("sent longer ago than any call waits")
+            queued.append(queued_ns)
     except ValueError:
         _rubbish("raytrace", "no scopes of ours: %.80r", header)
         return None
-    return _scopes.Scopes(iteration, bucket, per_prompt, (), [] if queued_ns is None else [queued_ns], muted)
+    return _scopes.Scopes(iteration, bucket, per_prompt, (), queued, muted, "" if node == NODE else node)
 
 
 @lru_cache(maxsize=256)

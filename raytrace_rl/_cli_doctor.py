@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from raytrace_rl import _doctor
+from raytrace_rl import _doctor, _doctor_relay
 from raytrace_rl._doctor import INFO, OK, PROBLEM, Check
-from raytrace_rl.relay import status
 
 _TIMEOUT_S: Final = 5.0
 _MARKS: Final = {OK: "ok", INFO: "--", PROBLEM: "!!"}
@@ -74,6 +73,9 @@ def wiring(paths: list[str]) -> Iterator[Check]:
 def of_run(run: Any, path: Path) -> Iterator[Check]:
     """Yields what became of a run: its processes, what was lost, whether it hangs together, what its relays say."""
     from raytrace_rl.monitor import tables
+    from raytrace_rl.monitor.relay_counters import relay_counters
+    from raytrace_rl.monitor.skew import skew
+    from raytrace_rl.monitor.text_skew import skew_checks
 
     loss, traces = tables.loss(run), tables.traces(run)
     states = Counter(process.state for process in run.processes)
@@ -84,7 +86,7 @@ def of_run(run: Any, path: Path) -> Iterator[Check]:
     if not any(process.role == "driver" for process in run.processes):
         yield Check("run", PROBLEM, "no driver among the processes: was telemetry started before ray.init?")
     dropped = ", ".join(f"{count} {kind}" for kind, count in loss["drops"].items())
-    yield Check("run", PROBLEM if dropped else OK, f"dropped: {dropped or 'nothing'}")
+    yield Check("run", PROBLEM if dropped else OK, f"dropped by its processes: {dropped or 'nothing'}")
     damaged = loss["damaged_records"] + loss["lost_records"] + loss["unreachable_segments"]
     if damaged:
         yield Check("run", PROBLEM, f"{damaged} records or files cannot be read: raytrace-rl report {path}")
@@ -93,14 +95,6 @@ def of_run(run: Any, path: Path) -> Iterator[Check]:
     missing = traces["missing_parent"]
     shape = f"{traces['traces']} traces, {traces['roots']} roots"
     yield Check("run", PROBLEM if missing else OK, f"{shape}, {missing} spans whose parent is missing")
-    for node in sorted(path.glob("spool/*/")):
-        yield from _relay(node)
-
-
-def _relay(node: Path) -> Iterator[Check]:
-    for signal, counts in status.read(node).items():
-        failure = counts.get("failure")
-        numbers = ", ".join(f"{n} {name}" for name, n in counts.items() if isinstance(n, int) and n)
-        lost = counts.get("dropped") or counts.get("rejected")
-        state = PROBLEM if failure or lost else OK
-        yield Check("relay", state, f"{node.name} {signal}: {numbers or 'nothing'}{f'; {failure}' if failure else ''}")
+    for wrong, text in skew_checks(skew(run).as_json()):
+        yield Check("clocks", PROBLEM if wrong else INFO, text)
+    yield from _doctor_relay.checks(relay_counters(str(path)))

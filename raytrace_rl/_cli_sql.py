@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from raytrace_rl._cli_progress import watched
+
 if TYPE_CHECKING:
     from raytrace_rl.monitor.store import Store
 
@@ -35,19 +37,12 @@ def opened(path: str) -> Iterator[Store]:
     """Yields the store of a run, and says how far it is while someone watches."""
     from raytrace_rl.monitor.store import Store
 
-    watched = sys.stderr is not None and sys.stderr.isatty()
-    store = Store(path, _progress if watched else None)
-    if watched:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    with watched(f"reading {path}") as progress:
+        store = Store(path, progress)
     try:
         yield store
     finally:
         store.close()
-
-
-def _progress(done: int, whole: int) -> None:
-    bar = "#" * (30 * done // whole)
-    print(f"\rreading [{bar:<30}] {done}/{whole}", end="", file=sys.stderr, flush=True)
 
 
 def run(options: argparse.Namespace) -> None:

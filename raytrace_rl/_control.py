@@ -82,7 +82,7 @@ class Control:
                 and (spec is None or isinstance(spec, str))
                 and (until_ns is None or isinstance(until_ns, int))
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             usable = False
         if not usable:
             _state.warn_once(

@@ -2,8 +2,8 @@
 
 Field numbers and types: opentelemetry-proto ``trace/v1/trace.proto``, ``common/v1/common.proto`` and
 ``resource/v1/resource.proto``; wire format: https://protobuf.dev/programming-guides/encoding/. A field that is not
-known, or that has another wire type than it should, is passed over, as protobuf itself does. Everything that is not a
-message raises ValueError; nesting is bounded.
+known, or that has another wire type than it should, is passed over, and a message in several pieces is their
+concatenation, as for protobuf itself. Everything that is not a message raises ValueError; nesting is bounded.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ class _Fields:
         tag = buf[pos]
         pos += 1
         if tag > 127:
-            tag, pos = _varint(buf, pos - 1, end)
+            start = pos - 1
+            tag, pos = _varint(buf, start, end)
+            if tag >> 32 or pos - start > 5:
+                raise ValueError("field number out of range")
         wire = tag & 7
         if tag < 8:
             raise ValueError("field number 0")
@@ -191,14 +194,24 @@ def any_value(data: bytes, depth: int = 0) -> Value:
                 value = raw - (1 << 64) if raw >> 63 else raw
             elif tag == 0x10:
                 value = raw != 0
+            elif tag == 0x40:
+                value = None  # the index of a string in a table that only profiles have
             elif tag == 0x21:
                 value = _DOUBLE(raw.to_bytes(8, "little"))[0]
         elif tag == 0x0A:
             value = raw.decode()
         elif tag == 0x2A:
-            value = _array(raw, depth + 1)
+            items = _array(raw, depth + 1)
+            if isinstance(value, list):
+                value.extend(items)  # a message that comes in pieces is one
+            else:
+                value = items
         elif tag == 0x32:
-            value = _key_value_list(raw, depth + 1)
+            entries = _key_value_list(raw, depth + 1)
+            if isinstance(value, dict):
+                value.update(entries)
+            else:
+                value = entries
         elif tag == 0x3A:
             value = raw
     return value
@@ -226,6 +239,7 @@ def key_value(data: bytes, depth: int = 0) -> tuple[str, Value]:
     if kept is not None:
         return kept
     key = ""
+    first = b""
     value: Value = None
     fields = _Fields(data)
     size = len(data)
@@ -234,15 +248,19 @@ def key_value(data: bytes, depth: int = 0) -> tuple[str, Value]:
         stop = at + 2 + data[at + 1]
         if stop <= size and data[at + 1] < 128:
             key = data[2:at].decode()
-            value = any_value(data[at + 2 : stop], depth)
+            first = data[at + 2 : stop]
+            value = any_value(first, depth)
             fields.pos = stop
+    rest: list[bytes] = []
     for tag, raw in fields:
         if isinstance(raw, int):
             continue
         if tag == 0x0A:
             key = raw.decode()
         elif tag == 0x12:
-            value = any_value(raw, depth)
+            rest.append(raw)
+    if rest:
+        value = any_value(b"".join([first, *rest]), depth)
     if len(data) <= _KEPT_SIZE and not isinstance(value, (list, dict)):
         if len(_KEY_VALUES) >= _KEPT_KEY_VALUES:
             _KEY_VALUES.clear()
@@ -299,6 +317,9 @@ def span(data: bytes) -> Span:
     """
     result = Span()
     attributes = result.attributes
+    # Lists: a tuple that grows by one would make work of the square of their number.
+    events: list[Event] = []
+    links: list[Link] = []
     kept = _KEY_VALUES
     from_bytes = int.from_bytes
     pos = 0
@@ -330,9 +351,9 @@ def span(data: bytes) -> Span:
                 elif tag == 0x7A:
                     _status(result, raw)
                 elif tag == 0x5A:
-                    result.events += (_event(raw),)
+                    events.append(_event(raw))
                 elif tag == 0x6A:
-                    result.links += (_link(raw),)
+                    links.append(_link(raw))
                 elif tag == 0x1A:
                     result.trace_state = raw.decode()
                 elif tag < 8:
@@ -350,6 +371,10 @@ def span(data: bytes) -> Span:
                 pos = _rare_span_field(result, data, pos)
     except IndexError:
         raise ValueError("field reaches beyond its message") from None
+    if events:
+        result.events = tuple(events)
+    if links:
+        result.links = tuple(links)
     return result
 
 
@@ -410,16 +435,16 @@ def scope_spans(data: bytes) -> ScopeSpans:
     Raises:
         ValueError: The bytes are no such message.
     """
-    scope = Scope("", "", {})
+    scope: list[bytes] = []
     spans: list[Span] = []
     for tag, raw in _Fields(data):
         if isinstance(raw, int):
             continue
         if tag == 0x0A:
-            scope = _scope(raw)
+            scope.append(raw)
         elif tag == 0x12:
             spans.append(span(raw))
-    return ScopeSpans(scope, spans)
+    return ScopeSpans(_scope(b"".join(scope)), spans)
 
 
 def resource_spans(data: bytes) -> ResourceSpans:

@@ -54,16 +54,16 @@ def scope_logs(data: bytes) -> ScopeLogs:
     Raises:
         ValueError: The bytes are no such message.
     """
-    scope = Scope("", "", {})
+    scope: list[bytes] = []
     records: list[LogRecord] = []
     for tag, raw in _Fields(data):
         if isinstance(raw, int):
             continue
         if tag == 0x0A:
-            scope = _scope(raw)
+            scope.append(raw)
         elif tag == 0x12:
             records.append(log_record(raw))
-    return ScopeLogs(scope, records)
+    return ScopeLogs(_scope(b"".join(scope)), records)
 
 
 def log_record(data: bytes) -> LogRecord:
@@ -73,6 +73,7 @@ def log_record(data: bytes) -> LogRecord:
         ValueError: The bytes are no such message.
     """
     record = LogRecord()
+    body: list[bytes] = []
     for tag, raw in _Fields(data):
         if isinstance(raw, int):
             if tag == 0x09:
@@ -88,7 +89,7 @@ def log_record(data: bytes) -> LogRecord:
         elif tag == 0x1A:
             record.severity_text = raw.decode()
         elif tag == 0x2A:
-            record.body = any_value(raw)
+            body.append(raw)
         elif tag == 0x32:
             key, value = key_value(raw)
             record.attributes[key] = value
@@ -98,4 +99,6 @@ def log_record(data: bytes) -> LogRecord:
             record.span_id = raw
         elif tag == 0x62:
             record.event_name = raw.decode()
+    if body:
+        record.body = any_value(b"".join(body))
     return record

@@ -85,14 +85,14 @@ def scope_metrics(data: bytes) -> ScopeMetrics:
     Raises:
         ValueError: The bytes are no such message.
     """
-    scope = Scope("", "", {})
+    scope: list[bytes] = []
     metrics: list[Metric] = []
     for tag, raw in _messages(data):
         if tag == 0x0A:
-            scope = _scope(raw)
+            scope.append(raw)
         elif tag == 0x12:
             metrics.append(metric(raw))
-    return ScopeMetrics(scope, metrics)
+    return ScopeMetrics(_scope(b"".join(scope)), metrics)
 
 
 def metric(data: bytes) -> Metric:
@@ -105,6 +105,7 @@ def metric(data: bytes) -> Metric:
     temporality: str | None = None
     monotonic = False
     points: list[Point] = []
+    pieces: list[bytes] = []
     for tag, raw in _messages(data):
         if tag == 0x0A:
             name = raw.decode()
@@ -113,15 +114,18 @@ def metric(data: bytes) -> Metric:
         elif tag == 0x1A:
             unit = raw.decode()
         elif tag in _KINDS:
-            kind = _KINDS[tag]
-            for inner, value in _Fields(raw):
-                if isinstance(value, bytes):
-                    if inner == 0x0A:
-                        points.append(_point(kind, value))
-                elif inner == 0x10:
-                    temporality = _TEMPORALITIES.get(_int32(value))
-                elif inner == 0x18:
-                    monotonic = bool(value)
+            if kind != _KINDS[tag]:
+                kind = _KINDS[tag]
+                pieces.clear()  # the last one of a oneof holds
+            pieces.append(raw)
+    for tag, value in _Fields(b"".join(pieces)):
+        if isinstance(value, bytes):
+            if tag == 0x0A:
+                points.append(_point(kind, value))
+        elif tag == 0x10:
+            temporality = _TEMPORALITIES.get(_int32(value))
+        elif tag == 0x18:
+            monotonic = bool(value)
     return Metric(name, description, unit, kind, temporality, monotonic, points)
 
 
@@ -140,7 +144,8 @@ def _signed(raw: int) -> int:
     return raw - (1 << 64) if raw >> 63 else raw
 
 
-def _zigzag(raw: int) -> int:
+def _zigzag32(raw: int) -> int:
+    raw &= 0xFFFFFFFF
     return (raw >> 1) ^ -(raw & 1)
 
 
@@ -154,8 +159,21 @@ def _packed(raw: bytes, code: str) -> tuple[int | float, ...]:
 _ATTRIBUTES: Final = {"gauge": 7, "sum": 7, "histogram": 9, "exponential_histogram": 1, "summary": 7}
 
 
+class _Lists:
+    """What a histogram's point holds in any number of pieces: tuples that grow would cost the square of that number."""
+
+    __slots__ = ("bounds", "counts", "negative", "positive")
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.bounds: list[float] = []
+        self.positive: list[bytes] = []
+        self.negative: list[bytes] = []
+
+
 def _point(kind: str, data: bytes) -> Point:
     point = Point()
+    lists = _Lists()
     attributes_tag = _ATTRIBUTES[kind] << 3 | 2
     histogram = kind in ("histogram", "exponential_histogram", "summary")
     for tag, raw in _Fields(data):
@@ -163,23 +181,28 @@ def _point(kind: str, data: bytes) -> Point:
             key, value = key_value(raw)
             point.attributes[key] = value
         elif isinstance(raw, bytes):
-            _distribution(kind, point, tag, raw)
+            _distribution(kind, lists, tag, raw)
         elif tag == 0x11:
             point.start_ns = raw
         elif tag == 0x19:
             point.time_ns = raw
         elif histogram:
-            _summary(kind, point, tag, raw)
+            _summary(kind, point, lists, tag, raw)
         elif tag == 0x21:
             point.value = _double(raw)
         elif tag == 0x31:
             point.value = _signed(raw)
     if histogram and point.count is None:
         point.count = 0
+    point.bucket_counts, point.bounds = tuple(lists.counts), tuple(lists.bounds)
+    if lists.positive:
+        point.positive = _buckets(b"".join(lists.positive))
+    if lists.negative:
+        point.negative = _buckets(b"".join(lists.negative))
     return point
 
 
-def _summary(kind: str, point: Point, tag: int, raw: int) -> None:
+def _summary(kind: str, point: Point, lists: _Lists, tag: int, raw: int) -> None:
     """Takes a number of a histogram's point."""
     least, most = (0x59, 0x61) if kind == "histogram" else (0x61, 0x69)
     if tag == 0x21:
@@ -194,41 +217,41 @@ def _summary(kind: str, point: Point, tag: int, raw: int) -> None:
         point.max = _double(raw)
     elif kind == "exponential_histogram":
         if tag == 0x30:
-            point.scale = _zigzag(raw)
+            point.scale = _zigzag32(raw)
         elif tag == 0x39:
             point.zero_count = raw
     elif tag == 0x31:  # a list that is not packed
-        point.bucket_counts += (raw,)
+        lists.counts.append(raw)
     elif tag == 0x39:
-        point.bounds += (_double(raw),)
+        lists.bounds.append(_double(raw))
 
 
-def _distribution(kind: str, point: Point, tag: int, raw: bytes) -> None:
+def _distribution(kind: str, lists: _Lists, tag: int, raw: bytes) -> None:
     """Takes the buckets of a histogram's point."""
     if kind == "histogram":
         if tag == 0x32:
-            point.bucket_counts += tuple(int(count) for count in _packed(raw, "Q"))
+            lists.counts.extend(int(count) for count in _packed(raw, "Q"))
         elif tag == 0x3A:
-            point.bounds += _packed(raw, "d")
+            lists.bounds.extend(_packed(raw, "d"))
     elif kind == "exponential_histogram":
         if tag == 0x42:
-            point.positive = _buckets(raw)
+            lists.positive.append(raw)
         elif tag == 0x4A:
-            point.negative = _buckets(raw)
+            lists.negative.append(raw)
 
 
 def _buckets(data: bytes) -> Buckets:
     offset = 0
-    counts: tuple[int, ...] = ()
+    counts: list[int] = []
     for tag, raw in _Fields(data):
         if isinstance(raw, bytes):
             if tag == 0x12:
-                counts += tuple(_varints(raw))
+                counts.extend(_varints(raw))
         elif tag == 0x08:
-            offset = _zigzag(raw)
+            offset = _zigzag32(raw)
         elif tag == 0x10:
-            counts += (raw,)
-    return Buckets(offset, counts)
+            counts.append(raw)
+    return Buckets(offset, tuple(counts))
 
 
 def _varints(data: bytes) -> Iterator[int]:

@@ -7,7 +7,17 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from raytrace_rl import _carrier, _handles, _live_threads, _metrics_pipeline, _process, _state, _targets, setup
+from raytrace_rl import (
+    _carrier,
+    _clock_replies,
+    _handles,
+    _live_threads,
+    _metrics_pipeline,
+    _process,
+    _state,
+    _targets,
+    setup,
+)
 from raytrace_rl._interrupts import is_interrupt
 
 _METHOD: Final = "flush_telemetry"
@@ -224,4 +234,6 @@ def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes
             _state.warn_once("flush-answer", "%r could not be flushed: %r", asked[ref], error)
             if ref not in by_process:  # a worker in whose environment this package is missing has no telemetry
                 timed_out.append(asked[ref])
+    if final:
+        _clock_replies.ask(flushed, deadline)
     return FlushReport(tuple(flushed), tuple(timed_out), tuple(dead), tuple(incomplete))

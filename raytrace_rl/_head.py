@@ -16,12 +16,15 @@ GROUP_KEY: Final = "rl.span_group"
 BUCKET_KEY: Final = "rl.bucket"
 ITERATION_KEY: Final = "rl.iteration"
 QUEUED_KEY: Final = "rl.queued_ns"
+SENDER_KEY: Final = "rl.queued_from"
 TRUNCATED_KEY: Final = "rl.truncated"
 THREAD_ID_KEY: Final = "thread.id"
 THREAD_NAME_KEY: Final = "thread.name"
 #: Keys that the head of a span already holds: given by hand, they replace what the head would say (OTLP: attribute keys
 #: are unique).
-IN_HEAD: Final = frozenset({GROUP_KEY, BUCKET_KEY, ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY})
+IN_HEAD: Final = frozenset(
+    {GROUP_KEY, BUCKET_KEY, ITERATION_KEY, QUEUED_KEY, SENDER_KEY, THREAD_ID_KEY, THREAD_NAME_KEY}
+)
 #: These, and two keywords that say what the span is when their values do: a SpanKind, and links.
 AT_START: Final = IN_HEAD | {"kind", "links"}
 #: As ``rl.bucket``: no bucket, whatever the group's default and the scope.

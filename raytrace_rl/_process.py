@@ -25,6 +25,7 @@ from raytrace_rl.config import TelemetryConfig, capture_content, limits
 from raytrace_rl.relay.asking import Asker
 from raytrace_rl.resources import new_instance_id
 from raytrace_rl.spool import seal
+from raytrace_rl.spool.bound import default_bound
 from raytrace_rl.spool.format import Kind
 from raytrace_rl.spool.hang import SUFFIX, Watch
 from raytrace_rl.spool.heartbeat import Heartbeat
@@ -36,8 +37,6 @@ from raytrace_rl.spool.writer import SpoolWriter
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
-
-_DEFAULT_BOUND: Final = 4 << 30
 
 
 class Process:
@@ -101,7 +100,8 @@ class Process:
         if config.run_dir is None:
             raise OSError("no run directory was settled")
         place = settle(config.run_dir, config.spool_dir)
-        bound = config.spool_max_mib << 20 if config.spool_max_mib is not None else _default_bound(place.directory)
+        said = config.spool_max_mib << 20 if config.spool_max_mib is not None else None
+        bound = said if said is not None else default_bound(place.directory)
         self.writer = writer = SpoolWriter(place, _encode.resource(self.resource), bound_bytes=bound)
         path, link = writer.paths(".live")
         self._liveness = Liveness(path)
@@ -116,6 +116,7 @@ class Process:
                 config.run_id,
                 idle_s=config.relay_idle_s,
                 bound_bytes=bound,
+                home_bytes=said,
                 sends=config.exporter == "otlp",
                 receives=config.otlp_receiver,
             )
@@ -247,7 +248,7 @@ class _ForkedSink:
                     semconv.RL_ROLE: semconv.ROLE_WORKER,  # a run has one driver, whoever forks from it
                     semconv.PROCESS_PID: os.getpid(),
                     semconv.SERVICE_INSTANCE_ID: new_instance_id(),
-                    "process.parent_pid": os.getppid(),
+                    semconv.PROCESS_PARENT_PID: os.getppid(),
                 }
                 open_spans, epoch = _state.open_spans, _state.epoch
                 current = Process(self.parent.config, resource)
@@ -368,11 +369,6 @@ def _adopt(place: Place) -> None:
         seal.remove_leftovers(place)
     except Exception as error:
         _state.warn_once("adopt", "What killed processes left in %s stays there: %r", place.active, error)
-
-
-def _default_bound(directory: str) -> int:
-    found = os.statvfs(directory)
-    return min(_DEFAULT_BOUND, max(found.f_bavail * found.f_frsize // 20, 64 << 20))
 
 
 def _link(path: str, link: str) -> None:

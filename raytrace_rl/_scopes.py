@@ -26,9 +26,10 @@ class Scopes:
         attributes: ``(key, value)`` pairs put on every span.
         queued: Empty, or one queueing delay (ns) of the dispatched call. All scopes derived within the call share the
             list, and the first span opened in it, whatever scope it is in, takes the number out.
+        sender: The node that the call came from, by which half of the delay was read; empty for this one.
     """
 
-    __slots__ = ("attributes", "bucket", "chunk", "iteration", "muted", "per_prompt", "queued")
+    __slots__ = ("attributes", "bucket", "chunk", "iteration", "muted", "per_prompt", "queued", "sender")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Scopes:
         attributes: tuple[tuple[str, Any], ...],
         queued: list[int],
         muted: bool = False,
+        sender: str = "",
     ) -> None:
         self.iteration = iteration
         self.bucket = bucket
@@ -45,6 +47,7 @@ class Scopes:
         self.muted = muted
         self.attributes = attributes
         self.queued = queued
+        self.sender = sender
         #: OTLP bytes of what every span inside gets; encoded by the first span that needs them.
         self.chunk: bytes | None = None
 
@@ -82,6 +85,7 @@ def make(
         base.attributes if attributes is _UNCHANGED else attributes,
         base.queued if queued_ns is _UNCHANGED else [] if queued_ns is None else [queued_ns],
         base.muted if muted is _UNCHANGED else muted,
+        base.sender if queued_ns is _UNCHANGED else "",
     )
 
 

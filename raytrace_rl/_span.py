@@ -36,6 +36,7 @@ from raytrace_rl._head import (
     ITERATION_KEY,
     NO_BUCKET,
     QUEUED_KEY,
+    SENDER_KEY,
     THREAD_ID_KEY,
     THREAD_NAME_KEY,
     TRUNCATED_KEY,
@@ -207,13 +208,15 @@ class RecordingSpan(SpanApi):
         if "links" in attributes:
             self._take_links()
         fixed = rare.fixed
-        for key in (ITERATION_KEY, QUEUED_KEY, THREAD_ID_KEY, THREAD_NAME_KEY):
+        for key in (ITERATION_KEY, QUEUED_KEY, SENDER_KEY, THREAD_ID_KEY, THREAD_NAME_KEY):
             if key in attributes and (value := attributes.pop(key)) is not None:
                 fixed[key] = value
         if scopes is not None and scopes.queued and QUEUED_KEY not in fixed:
             queued_ns = scopes.take_queued()
             if queued_ns is not None:
                 fixed[QUEUED_KEY] = queued_ns
+                if scopes.sender:
+                    fixed[SENDER_KEY] = scopes.sender
         group = rare.group if rare.group is not None else self.group
         if rare.bucket is not None:
             parts = [static(group, self.name, rare.bucket, explicit=True, kind=rare.kind)]

@@ -18,12 +18,12 @@ from typing import Final
 
 from raytrace_rl import _cli_doctor, _cli_push, _cli_run, _cli_sql, _cli_stuck
 from raytrace_rl._cli_files import UnusablePathError, write_file
+from raytrace_rl._cli_progress import watched
 from raytrace_rl._version import VERSION
-from raytrace_rl.monitor import spool_files
+from raytrace_rl.monitor import large, spool_files
 from raytrace_rl.monitor.export import FORMATS, export
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Run, UnreadableRunError
-from raytrace_rl.monitor.report import report, text
 from raytrace_rl.spool import listing, liveness, seal
 
 OK: Final = 0
@@ -98,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON (schema in docs/report.md)")
     form.add_argument("--html", metavar="FILE", help="write one HTML file with timeline and charts, - for stdout")
+    command.add_argument(
+        "--align", action="store_true", help="shift other nodes' times by the clock skew; the report says what it did"
+    )
     command.set_defaults(run_subcommand=_report, prints=True)
 
     command = commands.add_parser("stuck", help="the spans that are open: where, for how long, who waits for whom")
@@ -171,14 +174,8 @@ def _duration(text: str) -> float:
 def _load(path: str) -> Run:
     """Loads the run, and says that it does while someone watches."""
     _bring_home(path)
-    watched = sys.stderr is not None and sys.stderr.isatty()
-    if watched:
-        print(f"reading {path} ...", end="", file=sys.stderr, flush=True)
-    try:
+    with watched(f"reading {path}"):
         return load_run(path)
-    finally:
-        if watched:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _bring_home(path: str) -> None:
@@ -197,18 +194,23 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    run = _load(options.RUN)
-    if options.html is not None:
-        from raytrace_rl.monitor.html_report import html
-
-        write_file(options.html, lambda file: file.write(html(run).encode()))
-        if options.html != "-":
-            _say(f"report written to {options.html}")
-    elif options.json:
-        print(json.dumps(report(run), indent=2))
-    else:
-        print(text(run), end="")
+    _bring_home(options.RUN)
+    with watched(f"reading {options.RUN}") as progress:
+        run = large.read(options.RUN, align=options.align, progress=progress, say=_say)
+    with watched("working out the report"):
+        form = large.html if options.html is not None else _json_report if options.json else large.text
+        drawn = form(run)
+    if options.html is None:
+        print(drawn, end="")
+        return OK
+    write_file(options.html, lambda file: file.write(drawn.encode()))
+    if options.html != "-":
+        _say(f"report written to {options.html}")
     return OK
+
+
+def _json_report(run: large.ReadRun) -> str:
+    return json.dumps(large.report(run), indent=2) + "\n"
 
 
 def _stuck(options: argparse.Namespace) -> int:

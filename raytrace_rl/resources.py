@@ -120,6 +120,7 @@ def _identity(
         semconv.TELEMETRY_DISTRO_NAME: "raytrace-rl",
         semconv.TELEMETRY_DISTRO_VERSION: VERSION,
         semconv.PROCESS_PID: os.getpid(),
+        semconv.PROCESS_PARENT_PID: os.getppid(),
         semconv.PROCESS_RUNTIME_NAME: sys.implementation.name,
         semconv.PROCESS_RUNTIME_VERSION: ".".join(str(part) for part in sys.version_info[:3]),
         semconv.RL_RUN_ID: config.run_id,

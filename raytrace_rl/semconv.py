@@ -14,6 +14,8 @@ RL_SPAN_GROUP: Final = "rl.span_group"
 RL_BUCKET: Final = "rl.bucket"
 RL_ITERATION: Final = "rl.iteration"
 RL_QUEUED_NS: Final = "rl.queued_ns"
+#: The node by whose clock the call was sent, if that is not the callee's: it tells which two clocks made the delay.
+RL_QUEUED_FROM: Final = "rl.queued_from"
 RL_TRUNCATED: Final = "rl.truncated"
 
 # Resource: the run and the part that this process plays in it ------------------------------------------------------
@@ -80,6 +82,7 @@ TELEMETRY_SDK_VERSION: Final = "telemetry.sdk.version"
 TELEMETRY_DISTRO_NAME: Final = "telemetry.distro.name"
 TELEMETRY_DISTRO_VERSION: Final = "telemetry.distro.version"
 PROCESS_PID: Final = "process.pid"
+PROCESS_PARENT_PID: Final = "process.parent_pid"
 PROCESS_RUNTIME_NAME: Final = "process.runtime.name"
 PROCESS_RUNTIME_VERSION: Final = "process.runtime.version"
 HOST_NAME: Final = "host.name"

@@ -44,9 +44,11 @@ node = None
 while arguments[0].startswith("--"):
     name, _, value = arguments.pop(0).partition("=")
     node = value if name == "--nodelist" else node
-pid = Path({root!r}, node, "pid").read_text()
-enter = ["nsenter", f"--target={{pid}}", "--net", "--uts", "--mount", "--pid", "--", "sh", "-c", 'cd "$0"; exec "$@"']
-child = subprocess.Popen([*enter, os.getcwd(), *arguments])
+host = Path({root!r}, node)
+pid = (host / "pid").read_text()
+variables = (host / "environment").read_text().splitlines()
+enter = ["nsenter", f"--target={{pid}}", "--net", "--uts", "--mount", "--pid", "--", "env", *variables]
+child = subprocess.Popen([*enter, "sh", "-c", 'cd "$0"; exec "$@"', os.getcwd(), *arguments])
 
 def forward(number, frame):
     for task in Path(f"/proc/{{child.pid}}/task/{{child.pid}}/children").read_text().split():
@@ -84,6 +86,11 @@ class Host:
         wait_for((home / "booted").exists, f"{name} to boot")
         self.pid = int(children.read_text().split()[0])
         (home / "pid").write_text(str(self.pid))
+        self.set_environment({})
+
+    def set_environment(self, variables: dict[str, str]) -> None:
+        """Sets what `srun` adds to the environment of what it starts on this host."""
+        (self._home / "environment").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
 
     def cut_off(self) -> None:
         """Ends the host: every process on it, its network and its /dev/shm."""

@@ -19,6 +19,9 @@ class Rank:
     def step(self):
         time.sleep(0.02)
 
+    def call(self, other):
+        ray.get(other.where.remote())
+
     def stay(self, marker):
         Path(marker).touch()
         while True:
@@ -33,6 +36,9 @@ if __name__ == "__main__":
     assert len(set(addresses)) == 3, addresses
     for _step in range(5):
         ray.get([actor.step.remote() for actor in actors])
+        if sys.argv[2] == "stay":
+            for number, actor in enumerate(actors):  # one after the other: a rank that waits for its call answers none
+                ray.get(actor.call.remote(actors[number - 1]))
     if sys.argv[2] == "stay":
         waiting = [actor.stay.remote(marks / f"at-{at}") for actor, at in zip(actors, addresses, strict=True)]
         gone, _ = ray.wait(waiting)

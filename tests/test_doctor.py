@@ -6,15 +6,14 @@ import json
 import socket
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from raytrace_rl import _doctor, setup
 from raytrace_rl.cli import main
 from raytrace_rl.instrumentation import umbrella_span
-from raytrace_rl.relay.status import Status
 from raytrace_rl.spool import place
+from tests.relay.noted_runs import note
 from tests.relay.otlp_server import Refusal, receiver
 from tests.running import SETTINGS
 from tests.spooling import Spool, ended, resource, span
@@ -176,16 +175,14 @@ def test_a_sound_run(doctor, tmp_path):
 def test_a_run_that_lost_something(doctor, tmp_path):
     """Drops, broken parentage, a missing driver and a relay that cannot send stay in four different places."""
     spool = Spool(tmp_path / "run")
-    segment = spool.segment(10, ended(span(2, 0, 1, parent=1, name="rl.lost")), resource=resource(rl__role="worker"))
-    node = Path(segment).parent
-    (node / "relay").mkdir(exist_ok=True)
-    Status(node).write({"traces": ({"sent": 3, "dropped": 2}, "UNAUTHENTICATED: no such token")}, {})
+    spool.segment(10, ended(span(2, 0, 1, parent=1, name="rl.lost")), resource=resource(rl__role="worker"))
+    note(spool, sent=3, dropped=2, last_error="UNAUTHENTICATED: no such token")
     code, found = doctor(tmp_path / "run")
     assert code == 1
     told = "\n".join(problems(found))
     assert "1 spans whose parent is missing" in told
     assert "no driver among the processes" in told
-    assert "2 dropped; UNAUTHENTICATED: no such token" in told
+    assert "2 dropped, 1 unsent; UNAUTHENTICATED: no such token" in told
 
 
 def test_wiring_mistakes_of_a_source_tree(doctor, tmp_path):

@@ -365,6 +365,52 @@ def test_an_engines_child_has_the_gpus_of_its_actor():
     assert (view.units, in_s(view.buckets)) == (1, {"productive": 6})
 
 
+def test_a_workers_child_processes_are_a_part_of_it():
+    """Catches an engine's processes counted as workers beside their actor, however it is told whose they are."""
+    d = process("d", rl__role="driver", process__pid=1)
+    actor = process("actor", rl__role="worker", ray__actor__id="a1", ray__worker__id="w1", process__pid=2)
+    # Telemetry of the children started first: the engine is older than the actor's.
+    core = process("core", rl__role="worker", process__pid=3, process__parent_pid=2)
+    rank = process("rank", rl__role="worker", process__pid=4, process__parent_pid=3)
+    silent = process("silent", rl__role="worker", process__pid=5, process__parent_pid=2)
+    silent.start_ns, silent.last_ns = 2 * S, 4 * S
+    sender = process("sender", rl__role="worker")  # what a local OTLP receiver knows of one
+    task = process("task", rl__role="worker", ray__worker__id="w2", process__pid=6, process__parent_pid=99)
+    view = goodput(
+        run_of(
+            row(d, 1, 0, 10, group="job"),
+            row(core, 3, 1, 3, "overhead", parent=1),
+            row(actor, 2, 2, 8, parent=1, group="rollout"),
+            row(rank, 4, 3, 7, "productive", parent=3),
+            row(sender, 5, 6, 9, "productive", parent=2),
+            row(task, 6, 4, 5, "overhead", parent=2),
+        )
+    )
+    assert view.fleet is not None
+    assert (view.fleet.unit, view.fleet.units) == ("worker", 2), "the actor with all its processes, and Ray's own task"
+    assert view.fleet.gpu_ns == (8 + 1) * S, "from the first sign of life of any of them to the last"
+    assert in_s(view.fleet.buckets) == {"productive": 6, "overhead": 2 + 1}
+    run = run_of(row(d, 1, 0, 10, group="job"), row(actor, 2, 2, 8, parent=1), row(core, 3, 1, 3, "overhead"))
+    run.processes.append(silent)
+    silently = goodput(run).fleet
+    assert silently is not None
+    assert silently.units == 1, "one without any span too"
+
+
+def test_a_pid_that_was_used_again_makes_no_family():
+    """Catches a process counted as part of a worker that was dead before it began, and pids that run in a circle."""
+    d = process("d", rl__role="driver")
+    before = process("before", rl__role="worker", process__pid=7)
+    after = process("after", rl__role="worker", process__pid=8, process__parent_pid=7)
+    after.start_ns = 5 * S
+    one = process("one", rl__role="worker", process__pid=10, process__parent_pid=11)
+    two = process("two", rl__role="worker", process__pid=11, process__parent_pid=10)
+    rows = [row(one, 4, 0, 4, "productive"), row(two, 5, 1, 5, "productive")]
+    view = goodput(run_of(row(d, 1, 0, 10, group="job"), row(before, 2, 0, 4), row(after, 3, 5, 9), *rows)).fleet
+    assert view is not None
+    assert (view.units, in_s(view.buckets)) == (4, {"productive": 8})
+
+
 def two_attempts():
     """A run that was restarted: the second attempt does step 2 again."""
     first, second = (process(f"d{n}", rl__role="driver", rl__attempt=n) for n in (1, 2))
@@ -402,7 +448,10 @@ def test_open_spans_count_up_to_the_last_sign_of_life():
 
 
 any_process = st.tuples(
-    st.sampled_from(["driver", "worker", None]), st.integers(1, 2), st.sampled_from([None, ["0"], ["0", "1"]])
+    st.sampled_from(["driver", "worker", None]),
+    st.integers(1, 2),
+    st.sampled_from([None, ["0"], ["0", "1"]]),
+    st.sampled_from([None, 1, 2, 3]),
 )
 any_run = st.lists(st.tuples(any_process, lane_spans), min_size=1, max_size=4)
 
@@ -412,9 +461,15 @@ any_run = st.lists(st.tuples(any_process, lane_spans), min_size=1, max_size=4)
 def test_views_add_up_for_any_run(drawn, rng: random.Random):
     """Catches a view that does not add up: any nesting, concurrency, truncation, attempts, shared GPUs."""
     rows, processes = [], []
-    for n, ((role, attempt, gpus), spans) in enumerate(drawn):
-        proc = process(f"p{n}", rl__attempt=attempt)
-        proc.resource.update({k: v for k, v in {"rl.role": role, "rl.gpu.ids": gpus}.items() if v is not None})
+    for n, ((role, attempt, gpus, parent), spans) in enumerate(drawn):
+        proc = process(f"p{n}", rl__attempt=attempt, process__pid=n)
+        told = {
+            "rl.role": role,
+            "rl.gpu.ids": gpus,
+            "process.parent_pid": parent,
+            "ray.actor.id": rng.choice([None, "a"]),
+        }
+        proc.resource.update({k: v for k, v in told.items() if v is not None})
         lane = lane_of(spans, proc)
         for r in lane:
             r.span_group = rng.choice([None, "job", "step", "generation"])

@@ -14,6 +14,7 @@ from raytrace_rl.monitor.report import text
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
 
 MS = SECOND // 1000
+FROM_A = {"rl__queued_from": "node-a"}
 
 
 def _worker(rank: int | None, group: str | None = "generation") -> bytes:
@@ -34,10 +35,11 @@ def run(tmp_path):
     here.segment(11, ended(*calls, span(150, 1, 2, parent=101)), resource=_worker(0))
     there.segment(
         12,
-        ended(*(span(200 + n, n, n + 1, parent=1, rl__queued_ns=n * 100 * MS) for n in (-3, 1, 2))),
+        ended(*(span(200 + n, n, n + 1, parent=1, rl__queued_ns=n * 100 * MS, **FROM_A) for n in (-3, 1, 2))),
         resource=_worker(1),
     )
-    here.segment(13, ended(span(300, 5, 6, parent=4711, rl__queued_ns=7 * MS)), resource=_worker(None, None))
+    lost = {"rl__queued_from": "node-c"}  # a node of which nothing is left
+    here.segment(13, ended(span(300, 5, 6, parent=4711, rl__queued_ns=7 * MS, **lost)), resource=_worker(None, None))
     # rank 0 restarted: the same rank, another process
     here.segment(14, ended(span(400, 50, 51, parent=1, rl__queued_ns=21 * MS)), resource=_worker(0))
     return load_run(here.run_dir)
@@ -64,7 +66,7 @@ def test_delays_between_nodes_are_marked_and_below_zero_they_count_as_none(run):
     assert (one["other_node"], one["below_zero"], one["unknown_node"]) == (3, 1, 0)
     assert (one["median_s"], one["max_s"]) == (0.1, 0.2)
     assert found["ranks"][1]["other_node"] == 0, "one node has one clock"
-    assert found["ranks"][2]["unknown_node"] == 1, "the caller's span is not in the run"
+    assert found["ranks"][2]["unknown_node"] == 1, "the caller's node is not in the run"
     shown = text(run)
     assert "3 between two nodes, 1 from a node that is not known: not corrected for clock skew between nodes" in shown
     assert "1 delays came out below zero, and count as 0: two clocks disagree" in shown
@@ -85,7 +87,8 @@ def test_a_run_without_calls(tmp_path):
     spool = Spool(tmp_path / "run")
     spool.segment(10, ended(span(1, 0, 9)), resource=_worker(0))
     run = load_run(spool.run_dir)
-    assert queueing(run) == {"calls": 0, "below_zero": 0, "other_node": 0, "unknown_node": 0, "ranks": []}
+    counts = ("calls", "below_zero", "other_node", "unknown_node", "corrected")
+    assert queueing(run) == {**dict.fromkeys(counts, 0), "ranks": []}
     assert "Queueing" not in text(run)
 
 

@@ -12,7 +12,9 @@ from raytrace_rl.monitor import Run, drawing, load_run, tables
 from raytrace_rl.monitor.report import report, summary
 from raytrace_rl.monitor.report import text as full_text
 from raytrace_rl.spool.format import Kind, pack_record
+from tests.clock_runs import troubled
 from tests.made_runs import Made, data_parallel
+from tests.relay.noted_runs import note_all, noted_run
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
 
 #: What a link to the rollout of trajectories says.
@@ -164,7 +166,7 @@ def schema_paths(value, prefix=""):
             yield from schema_paths(item, prefix[:-1] + "[].")
 
 
-def test_schema_is_documented(run):
+def test_schema_is_documented(run, tmp_path):
     """Catches a key of ``report --json`` that docs/report.md does not describe, or one it describes in vain."""
     documentation = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
     described = set(re.findall(r"^\| `([a-z0-9_.\[\]]+)` \|", documentation, re.MULTILINE))
@@ -179,7 +181,10 @@ def test_schema_is_documented(run):
     # open_spans is empty here, and has the entries of truncated_spans.
     made = Made()
     data_parallel(made, [[4.0, 4.0, 6.0, 6.0]] * 4, nodes=2)
-    documents = [json.loads(json.dumps(report(one))) for one in (run, made.run())]
+    relayed = noted_run(tmp_path / "relayed")
+    note_all(relayed)
+    runs = (run, made.run(), troubled(), load_run(relayed.run_dir))
+    documents = [json.loads(json.dumps(report(one))) for one in runs]
     actual = {path for one in documents for path in schema_paths(one) if not path.startswith(free)}
     assert actual == described
 

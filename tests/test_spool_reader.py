@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytrace_rl.relay.follow import Basket, Follower, Reading, baskets
 from raytrace_rl.spool import listing
 from raytrace_rl.spool import reader as reader_module
 from raytrace_rl.spool.format import (
@@ -201,6 +202,30 @@ def test_overlapping_headers_are_linear_work(scratch):
     assert time.process_time() - started < 30
     assert payloads == [PAYLOADS[1]]
     assert cursor.damage[0].skipped == len(data) - len(HEAD) - len(RECORDS[1])
+
+
+def test_damage_after_damage_is_linear_work(scratch):
+    """Catches a reader that looks at megabytes anew for each byte of rubbish between two records: hours for a file."""
+    records = 1 << 16
+    data = HEAD + (b"x" + pack_record(Kind.SPAN, b"abc")) * records
+    scratch.write_bytes(data)
+    started = time.process_time()
+    assert len(read(scratch)[0]) == records
+    follower, into = Follower(str(scratch)), baskets({Kind.SPAN})
+    while follower.read(into, Basket(1 << 20, 1 << 20), final=True) is not Reading.DONE:
+        pass
+    assert time.process_time() - started < 30
+    assert len(into[Kind.SPAN]) == follower.damaged == records
+
+
+def test_records_behind_a_hole_of_megabytes(scratch):
+    """Catches the last records of a file given up because they are a long way behind the damage before them."""
+    behind = RECORDS[1] + bytes(5 << 20) + RECORDS[2] + bytes(100)
+    payloads, cursor = read_bytes(scratch, HEAD + behind)
+    assert payloads == PAYLOADS[1:3]
+    assert [d.skipped for d in cursor.damage] == [5 << 20]
+    payloads, cursor = read_bytes(scratch, HEAD + RECORDS[1] + bytes((4 << 20) + 100) + RECORDS[2] + RECORDS[3])
+    assert payloads == PAYLOADS[1:4]
 
 
 def test_memory_is_bounded_on_a_huge_sparse_file(scratch):

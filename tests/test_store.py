@@ -288,3 +288,20 @@ def test_parquet_export_has_the_documented_columns(spool, tmp_path, capsys):
         cli.main(["export", str(spool.run_dir), "--format", "parquet", "--out", str(out / "spans.parquet")])
         == cli.UNUSABLE
     )
+
+
+@pytest.mark.parametrize("table", ["spans", "metrics", "logs", "stacks", "processes", "runs"])
+def test_a_loaded_run_gives_the_same_tables(spool, table):
+    """Catches a column of the Arrow tables that is not that of SQL, or holds something else."""
+    wanted = store.Store(spool.run_dir)
+    try:
+        query = f"SELECT * FROM {table}" + (" ORDER BY start_ns, span_id" if table == "spans" else "")
+        expected = wanted.connection.sql(query).to_arrow_table().to_pylist()
+    finally:
+        wanted.close()
+    found = load_run(spool.run_dir).arrow(table)
+    rows = found.to_pylist()
+    if table == "spans":
+        rows.sort(key=lambda row: (row["start_ns"], row["span_id"]))
+    assert [list(row) for row in rows] == [list(row) for row in expected]
+    assert rows == expected

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from raytrace_rl import semconv
 from raytrace_rl.monitor import lanes
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 _NS: Final = 1e9
 
+T = TypeVar("T")
 
-class _Wait(NamedTuple):
+
+class Wait(NamedTuple):
     """A reason to be idle: a span that says so itself, or what the step was waiting for."""
 
     kind: str
@@ -41,16 +44,13 @@ def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | 
     """
     if not tree.steps:
         return None
-    windows = lanes.union((step.start_ns, step.until_ns) for step in tree.steps)
-    named = [(segment.start_ns, segment.end_ns, segment.row) for of_step in paths for segment in of_step]
-    # Steps that overlap have paths side by side: of those, the one that began last says what was waited for.
-    segments = list(_overlaps(windows, sorted(named, key=lambda segment: segment[0])))
+    windows, segments = waited_for(tree.steps, paths)
     starts = [start for start, _, _ in segments]
     by_process: dict[str, tuple[Process, list[SpanRow]]] = {}
     for row in tree.run.spans:
         if row.process.role != semconv.ROLE_DRIVER:
             by_process.setdefault(row.process.key, (row.process, []))[1].append(row)
-    listed: dict[Lane, dict[_Wait, int]] = {}
+    listed: dict[Lane, dict[Wait, int]] = {}
     wall: dict[Lane, int] = {}
     for process, rows in by_process.values():
         lane = tree.lane(process)
@@ -60,11 +60,28 @@ def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | 
         waits = listed.setdefault(lane, {})
         for wait, length in _waits(tree, rows, inside, (starts, segments)):
             waits[wait] = waits.get(wait, 0) + length
-    entries = [_lane_entry(lane, waits, wall[lane]) for lane, waits in sorted(listed.items(), key=_order)]
-    return {"lanes": entries[:MAX_LISTED], "waits": _by_group(listed, wall)}
+    return entries(listed, wall)
 
 
-def _order(item: tuple[Lane, dict[_Wait, int]]) -> tuple[str, int]:
+def waited_for(
+    steps: Sequence[SpanRow], paths: Sequence[Sequence[Segment]]
+) -> tuple[list[Interval], list[tuple[int, int, SpanRow]]]:
+    """Returns when there were steps, and where the critical path was meanwhile."""
+    windows = lanes.union((step.start_ns, step.until_ns) for step in steps)
+    named = [(segment.start_ns, segment.end_ns, segment.row) for of_step in paths for segment in of_step]
+    named.sort(key=lambda segment: segment[0])
+    # Steps that overlap have paths side by side: of those, the one that began last says what was waited for.
+    side_by_side = any(one[1] > following[0] for one, following in pairwise(named))
+    return windows, list(overlaps(windows, named)) if side_by_side else named
+
+
+def entries(listed: dict[Lane, dict[Wait, int]], wall: dict[Lane, int]) -> dict[str, Any]:
+    """Returns the section, of the idle time (ns) of each lane by what it waited for, and its wall clock in steps."""
+    of_lanes = [_lane_entry(lane, waits, wall[lane]) for lane, waits in sorted(listed.items(), key=_order)]
+    return {"lanes": of_lanes[:MAX_LISTED], "waits": _by_group(listed, wall)}
+
+
+def _order(item: tuple[Lane, dict[Wait, int]]) -> tuple[str, int]:
     lane = item[0]
     return lane.group, -1 if lane.rank is None else lane.rank
 
@@ -74,12 +91,12 @@ def _waits(
     rows: Sequence[SpanRow],
     inside: Sequence[Interval],
     path: tuple[Sequence[int], Sequence[tuple[int, int, SpanRow]]],
-) -> Iterator[tuple[_Wait, int]]:
+) -> Iterator[tuple[Wait, int]]:
     owned = lanes.timeline(rows)
     idle = lanes.intersection([(start, end) for start, end, bucket in owned if bucket == "idle"], inside)
     said = sorted((row for row in rows if row.bucket == "idle"), key=lambda row: row.start_ns)
-    for start, end, row in _overlaps(idle, [(row.start_ns, row.until_ns, row) for row in said]):
-        yield _Wait("span", row.name, ""), end - start
+    for start, end, row in overlaps(idle, [(row.start_ns, row.until_ns, row) for row in said]):
+        yield Wait("span", row.name, ""), end - start
     taken = lanes.union((start, end) for start, end, _ in owned)
     starts, segments = path
     for gap_start, gap_end in lanes.complement(taken, inside):
@@ -89,12 +106,10 @@ def _waits(
                 break
             length = min(end, gap_end) - max(start, gap_start)
             if length > 0:
-                yield _Wait("step", row.name, str(tree.lane(row.process))), length
+                yield Wait("step", row.name, str(tree.lane(row.process))), length
 
 
-def _overlaps(
-    parts: Iterable[Interval], named: Sequence[tuple[int, int, SpanRow]]
-) -> Iterator[tuple[int, int, SpanRow]]:
+def overlaps(parts: Iterable[Interval], named: Sequence[tuple[int, int, T]]) -> Iterator[tuple[int, int, T]]:
     """Yields what named intervals cover of ``parts``, once: where several do, the one that started last.
 
     Args:
@@ -119,7 +134,7 @@ def _overlaps(
             at = until
 
 
-def _lane_entry(lane: Lane, waits: dict[_Wait, int], wall: int) -> dict[str, Any]:
+def _lane_entry(lane: Lane, waits: dict[Wait, int], wall: int) -> dict[str, Any]:
     idle = sum(waits.values())
     return {
         "lane": str(lane),
@@ -134,17 +149,17 @@ def _lane_entry(lane: Lane, waits: dict[_Wait, int], wall: int) -> dict[str, Any
     }
 
 
-def _by_group(listed: dict[Lane, dict[_Wait, int]], wall: dict[Lane, int]) -> list[dict[str, Any]]:
+def _by_group(listed: dict[Lane, dict[Wait, int]], wall: dict[Lane, int]) -> list[dict[str, Any]]:
     """The same for whole worker groups, of which there may be thousands of ranks."""
     groups: dict[str, int] = {}
-    sums: dict[tuple[str, _Wait], int] = {}
+    sums: dict[tuple[str, Wait], int] = {}
     for lane, waits in listed.items():
         groups[lane.group] = groups.get(lane.group, 0) + wall[lane]
         for wait, length in waits.items():
             # Which rank the step was at when others waited differs from step to step: the group says it.
             key = lane.group, wait._replace(of=wait.of.partition("[")[0])
             sums[key] = sums.get(key, 0) + length
-    entries: list[dict[str, Any]] = [
+    found: list[dict[str, Any]] = [
         {
             "worker_group": group,
             "kind": wait.kind,
@@ -155,4 +170,5 @@ def _by_group(listed: dict[Lane, dict[_Wait, int]], wall: dict[Lane, int]) -> li
         }
         for (group, wait), length in sums.items()
     ]
-    return sorted(entries, key=lambda entry: (-entry["idle_s"], entry["worker_group"], entry["name"]))[:MAX_LISTED]
+    order = ("worker_group", "name", "kind", "of")
+    return sorted(found, key=lambda entry: (-entry["idle_s"], *(entry[key] for key in order)))[:MAX_LISTED]

@@ -165,6 +165,13 @@ SCHEMAS: Final = {
 }
 
 
+def as_table(table: str, rows: Iterable[Any]) -> pa.Table:
+    """Returns rows of one of the `COLUMNS` as an Arrow table."""
+    rows = list(rows)
+    arrays = [pa.array([_text_safe(of(row)) for row in rows], kind) for _, kind, of in COLUMNS[table]]
+    return pa.Table.from_arrays(arrays, schema=SCHEMAS[table])
+
+
 class Sink:
     """The Parquet files of one source: ``<base>.<table>.parquet``, each written in batches, none for an empty table.
 
@@ -203,14 +210,13 @@ class Sink:
         rows = self._rows[table]
         if not rows:
             return
-        schema = SCHEMAS[table]
-        arrays = [pa.array([_text_safe(of(row)) for row in rows], kind) for _, kind, of in COLUMNS[table]]
+        made = as_table(table, rows)
         rows.clear()
         writer = self._writers.get(table)
         if writer is None:
-            described = schema.with_metadata({"raytrace_rl": self._about})
+            described = SCHEMAS[table].with_metadata({"raytrace_rl": self._about})
             writer = self._writers[table] = pq.ParquetWriter(self._part(table), described, compression="zstd")
-        writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        writer.write_table(made)
 
     def _part(self, table: str) -> Path:
         return Path(f"{self._base}.{table}.part")

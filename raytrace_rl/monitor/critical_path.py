@@ -9,7 +9,9 @@ idle span the path goes on through the rollouts that spans of the same step link
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from raytrace_rl.monitor.tables import percentile
@@ -39,7 +41,7 @@ class Segment(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-def path(tree: Tree, step: SpanRow, last_to_come: Mapping[int, SpanRow] | None = None) -> list[Segment]:
+def path(tree: Tree, step: SpanRow, last_to_come: Callable[[SpanRow], SpanRow | None] | None = None) -> list[Segment]:
     """Returns the critical path of a complete step: segments in order that fill it from end to end.
 
     Args:
@@ -48,49 +50,71 @@ def path(tree: Tree, step: SpanRow, last_to_come: Mapping[int, SpanRow] | None =
         last_to_come: As `meetings.last_to_come` returns it: where ranks wait for each other the path changes over to
             the rank that came last.
     """
-    return _Walk(tree, step, last_to_come or {}).segments()
+    return _Walk(tree, step, last_to_come or (lambda _: None)).segments()
 
 
 def _producers(tree: Tree, step: SpanRow) -> list[SpanRow]:
     """The spans that spans of the step link to, in the order of their end."""
     linked = {
         id(target): target
-        for row in (step, *tree.below(step))
+        for row in tree.linking_below(step)
         for link in row.links
         if (target := tree.target(link)) is not None and target.end_ns is not None
     }
-    return sorted(linked.values(), key=lambda row: row.until_ns)
+    return sorted(linked.values(), key=lambda row: (row.until_ns, row.start_ns, row.span_id))
+
+
+@dataclass(slots=True)
+class _Inside:
+    """A span that the path is in.
+
+    Attributes:
+        row: The span.
+        opened: Where the path leaves it (ns).
+        ends: Ends of its children, in order.
+        child: Gives the child of each.
+        left: How many of them may still be on the path.
+    """
+
+    row: SpanRow
+    opened: int
+    ends: Sequence[int]
+    child: Callable[[int], SpanRow]
+    left: int
 
 
 class _Walk:
     """One walk through a step, from its end to its start."""
 
-    def __init__(self, tree: Tree, step: SpanRow, last_to_come: Mapping[int, SpanRow]) -> None:
+    def __init__(self, tree: Tree, step: SpanRow, last_to_come: Callable[[SpanRow], SpanRow | None]) -> None:
         self._tree = tree
         self._last_to_come = last_to_come
         self._producers = _producers(tree, step)
         self._now = step.until_ns
         self._found: list[Segment] = []
-        #: The spans that the path is in. Of each: where the path leaves it, and its children, the last to end on top.
-        self._stack: list[tuple[SpanRow, int, list[SpanRow]]] = []
+        #: The spans that the path is in.
+        self._stack: list[_Inside] = []
         self._on_path: set[int] = set()
         self._enter(step, step.start_ns)
 
     def segments(self) -> list[Segment]:
         """Walks; returns the segments in the order of time."""
         while self._stack:
-            row, opened, children = self._stack[-1]
-            while children and (_end(children[-1], row) > self._now or id(children[-1]) in self._on_path):
-                children.pop()
-            if not children or _end(children[-1], row) <= opened:
-                self._back_to(opened, row)
+            at = self._stack[-1]
+            at.left = bisect_right(at.ends, self._now, 0, at.left)
+            while at.left and id(at.child(at.left - 1)) in self._on_path:
+                at.left -= 1
+            end = int(at.ends[at.left - 1]) if at.left else at.opened
+            if end <= at.opened:
+                self._back_to(at.opened, at.row)
                 self._leave()
                 continue
-            child = children.pop()
-            self._back_to(_end(child, row), row)
-            last = self._last_to_come.get(id(child))
-            if last is None or last is child or not self._change_over(child, last, opened):
-                self._enter(child, max(opened, child.start_ns))
+            at.left -= 1
+            child = at.child(at.left)
+            self._back_to(end, at.row)
+            last = self._last_to_come(child)
+            if last is None or last is child or not self._change_over(child, last, at.opened):
+                self._enter(child, max(at.opened, child.start_ns))
         self._found.reverse()
         return self._found
 
@@ -100,15 +124,17 @@ class _Walk:
             self._now = time_ns
 
     def _enter(self, row: SpanRow, opened: int) -> None:
-        children = [child for child in self._tree.children(row) if child.until_ns > child.start_ns]
-        if row.bucket == "idle":
-            children += self._producers
-        children.sort(key=lambda child: _end(child, row))
-        self._stack.append((row, opened, children))
+        ends, child = self._tree.children_by_end(row, _end, _SKEW_NS)
+        if row.bucket == "idle" and self._producers:
+            every = [(int(end), child(n)) for n, end in enumerate(ends)]
+            every += [(_end(producer, row), producer) for producer in self._producers]
+            every.sort(key=lambda one: one[0])
+            ends, child = [end for end, _ in every], lambda n: every[n][1]
+        self._stack.append(_Inside(row, opened, ends, child, len(ends)))
         self._on_path.add(id(row))
 
     def _leave(self) -> None:
-        self._on_path.discard(id(self._stack.pop()[0]))
+        self._on_path.discard(id(self._stack.pop().row))
 
     def _change_over(self, child: SpanRow, last: SpanRow, opened: int) -> bool:
         """Goes on with the rank that came last into the meeting ``child``; False where it cannot be reached."""
@@ -124,10 +150,10 @@ class _Walk:
         common = chain[-1] if chain else last
         common_parent = self._tree.parent(common)
         self._back_to(last.start_ns, child)
-        while self._stack[-1][0] is not common_parent:
+        while self._stack[-1].row is not common_parent:
             self._leave()
         for row in reversed(chain):
-            self._enter(row, max(self._stack[-1][1], row.start_ns))
+            self._enter(row, max(self._stack[-1].opened, row.start_ns))
         return True
 
 

@@ -7,7 +7,7 @@ and what merely follows from another finding is not named a second time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from raytrace_rl.monitor.tree import Lane, Tree, lane_of
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.critical_path import Segment
-    from raytrace_rl.monitor.model import Process, Run, SpanRow
+    from raytrace_rl.monitor.model import Process, SpanRow
 
 _NS: Final = 1e9
 #: Parts of the median step from which on something is worth a sentence.
@@ -48,7 +48,7 @@ def findings(tree: Tree, paths: Sequence[Sequence[Segment]], stragglers: Mapping
         paths: The critical path of each of its steps.
         stragglers: The report's section.
     """
-    broken = [*_restarts(tree.run), *_hanging(tree)]
+    broken = [*_restarts(tree), *_hanging(tree)]
     slow = _slow(stragglers)
     waits = _waits(tree, paths)
     explained = {finding["worker_group"] for finding in (*broken, *slow)}
@@ -108,9 +108,8 @@ def _waits(tree: Tree, paths: Sequence[Sequence[Segment]]) -> list[Finding]:
     starved = _Inside(tree, lambda row: row.bucket == "idle" and not _REFIT_NAME.search(row.name))
     refit = _Inside(tree, lambda row: _REFIT_NAME.search(row.name) is not None)
     for step, segments in zip(tree.steps, paths, strict=True):
-        below = [row for row in tree.children(step) if row.process is step.process]
-        starved.add(step, below, segments)
-        refit.add(step, below, segments)
+        starved.add(step, segments)
+        refit.add(step, segments)
     found = []
     if starved.part >= _STARVED:
         name, lane = starved.longest()
@@ -143,9 +142,9 @@ class _Inside:
         self._names: dict[str, int] = {}
         self._sums: dict[tuple[str, Lane], int] = {}
 
-    def add(self, step: SpanRow, below: Iterable[SpanRow], segments: Sequence[Segment]) -> None:
+    def add(self, step: SpanRow, segments: Sequence[Segment]) -> None:
         whole = step.until_ns - step.start_ns
-        rows = [row for row in below if self._chosen(row)]
+        rows = self._tree.own_children(step, self._chosen)
         phases = lanes.union((row.start_ns, row.until_ns) for row in rows)
         phases = lanes.intersection(phases, [(step.start_ns, step.until_ns)])
         for row in rows:
@@ -201,27 +200,23 @@ class _Inside:
 def _hanging(tree: Tree) -> list[Finding]:
     """Threads that stand in a span for far longer than ever before, in a process that lives, or until its end."""
     run = tree.run
-    opened = [row for row in run.spans if row.end_ns is None or row.truncated]
+    opened = tree.unended()
     if not opened:
         return []
-    names = {row.name for row in opened}
-    peers: dict[str, list[int]] = {}
-    for row in run.spans:
-        if row.name in names and row.end_ns is not None and not row.truncated:
-            peers.setdefault(row.name, []).append(row.end_ns - row.start_ns)
+    peers = tree.complete({row.name for row in opened})
     inner = {(row.trace_id, row.parent_span_id) for row in opened}
     stacks = {(stack.trace_id, stack.span_id): stack.text for stack in run.stacks}
     found = []
     for row in opened:
-        ended = peers.get(row.name, ())
+        others = peers.get(row.name)
         age = row.until_ns - row.start_ns
-        if (row.trace_id, row.span_id) in inner or len(ended) < _PEERS:
+        if (row.trace_id, row.span_id) in inner or others is None or others.count < _PEERS:
             continue
-        if age < _HANGS_S * _NS or age < _HANGS * max(ended):
+        if age < _HANGS_S * _NS or age < _HANGS * others.longest:
             continue
         lane = lane_of(row.process)
         text = f"thread {row.thread or '?'} of {row.process.label} has stood in {row.name} for {seconds(age / _NS)}"
-        text += f" (others took {seconds(median(ended) / _NS)})"
+        text += f" (others took {seconds(others.median / _NS)})"
         where = _user_frame(stacks.get((row.trace_id, row.span_id), ""))
         if where:
             text += f", at {where}"
@@ -240,8 +235,9 @@ def _user_frame(text: str) -> str | None:
     return None
 
 
-def _restarts(run: Run) -> list[Finding]:
+def _restarts(tree: Tree) -> list[Finding]:
     found = []
+    run = tree.run
     attempts = sorted({process.attempt for process in run.processes})
     if len(attempts) > 1:
         driver = Lane(semconv.ROLE_DRIVER, None)
@@ -252,7 +248,7 @@ def _restarts(run: Run) -> list[Finding]:
         if process.state != "dead" or process.attempt != attempts[-1] or process.role == semconv.ROLE_DRIVER:
             continue
         lane = lane_of(process)
-        cut = sum(row.truncated for row in run.spans if row.process is process)
+        cut = tree.truncated(process)
         following = [other for other in run.processes if _succeeds(other, process)]
         died = f"{process.label} died, with {cut} span{'' if cut == 1 else 's'} open"
         if following:

@@ -2,7 +2,7 @@
 
 - Sum view: durations of bucketed spans, added up by bucket, with their overlap. A sum across lanes is not time.
 - Job view: the driver's lane over the wall clock of the job; adds up to it exactly, unattributed time included.
-- Fleet view: the unit is the physical GPU, or the worker lane where the run has no GPU.
+- Fleet view: the unit is the physical GPU, or the worker, its child processes included, where the run has no GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raytrace_rl import semconv
-from raytrace_rl.monitor import lanes
+from raytrace_rl.monitor import families, lanes
+from raytrace_rl.monitor.goodput_lanes import JOB, Lane, of_rows
 from raytrace_rl.monitor.model import BUCKETS, Process, Run, SpanRow
 
 if TYPE_CHECKING:
-    from raytrace_rl.monitor.lanes import Interval, Owned
+    from raytrace_rl.monitor.lanes import Interval
 
-_JOB = "job"
 _STEP = "step"
 
 
@@ -91,20 +91,6 @@ class Goodput:
     fleet: FleetView | None
 
 
-@dataclass(slots=True)
-class _Lane:
-    process: Process
-    rows: list[SpanRow]
-    owned: list[Owned]
-
-    @property
-    def life(self) -> Interval:
-        """From its start, or its first span if that is earlier, to its last sign of life."""
-        starts = [self.process.start_ns] if self.process.start_ns else []
-        start = min(starts + [row.start_ns for row in self.rows[:1]], default=0)
-        return start, max(self.process.last_ns, start)
-
-
 def goodput(run: Run) -> Goodput:
     """Computes the three views of a run."""
     bucket = _buckets(run)
@@ -112,13 +98,23 @@ def goodput(run: Run) -> Goodput:
     for row in run.spans:
         by_process.setdefault(row.process.key, []).append(row)
     every = [
-        _Lane(process, rows, lanes.timeline(rows, bucket))
+        of_rows(process, rows, bucket)
         for process in run.processes
         if (rows := by_process[process.key]) or process.start_ns
     ]
-    drivers = _drivers(every)
-    windows = [(lane, window) for lane in drivers if (window := _window(lane)) is not None]
-    return Goodput(_sum_view(every, bucket), _job_view(windows), _fleet_view(every, [w for _, w in windows]))
+    return views(every, lambda processes: families.heads(processes, run.spans))
+
+
+def views(every: Sequence[Lane], heads: Callable[[list[Process]], dict[str, Process]]) -> Goodput:
+    """Computes the three views.
+
+    Args:
+        every: The lanes, in the order of their processes.
+        heads: Gives for processes what `families.heads` does.
+    """
+    windows = [(lane, window) for lane in _drivers(every) if (window := _window(lane)) is not None]
+    fleet = _fleet_view(every, [window for _, window in windows], heads([lane.process for lane in every]))
+    return Goodput(_sum_view(every), _job_view(windows), fleet)
 
 
 def _buckets(run: Run) -> Callable[[SpanRow], str | None]:
@@ -138,68 +134,55 @@ def _buckets(run: Run) -> Callable[[SpanRow], str | None]:
     return bucket
 
 
-def _beside(every: Sequence[_Lane]) -> Beside:
-    wall = covered = 0
-    for lane in every:
-        life = [lane.life]
-        wall += lanes.total(life)
-        spans = lanes.union((row.start_ns, row.until_ns) for row in lane.rows)
-        covered += lanes.total(lanes.intersection(spans, life))
+def _beside(every: Sequence[Lane]) -> Beside:
+    wall = lanes.total(lane.life for lane in every)
     return Beside(
-        coverage=covered / wall if wall > 0 else None,
+        coverage=sum(lane.covered() for lane in every) / wall if wall > 0 else None,
         dropped=sum(lane.process.drops.get("spans", 0) for lane in every),
-        truncated=sum(row.truncated for lane in every for row in lane.rows),
+        truncated=sum(lane.truncated for lane in every),
     )
 
 
-def _sum_view(every: Sequence[_Lane], bucket: Callable[[SpanRow], str | None]) -> SumView:
+def _sum_view(every: Sequence[Lane]) -> SumView:
     sums = dict.fromkeys(BUCKETS, 0)
     overlap = 0
     for lane in every:
-        tagged: list[Interval] = []
-        for row in lane.rows:
-            name = bucket(row)
-            if name is not None:
-                interval = row.start_ns, row.until_ns
-                sums[name] += interval[1] - interval[0]
-                tagged.append(interval)
-        overlap += lanes.total(tagged) - lanes.total(lanes.union(tagged))
+        of_lane, twice = lane.tagged()
+        for name, value in of_lane.items():
+            sums[name] += value
+        overlap += twice
     return SumView(sums, overlap, _beside(every))
 
 
-def _drivers(every: Sequence[_Lane]) -> list[_Lane]:
+def _drivers(every: Sequence[Lane]) -> list[Lane]:
     """The driver's lane of each attempt, in their order: the process that says so, else that of the job span."""
-    chosen: dict[int, _Lane] = {}
+    chosen: dict[int, Lane] = {}
     for lane in sorted(every, key=_driver_rank):
-        if lane.process.role == semconv.ROLE_DRIVER or _has_job(lane):
+        if lane.process.role == semconv.ROLE_DRIVER or lane.has_job:
             chosen.setdefault(lane.process.attempt, lane)
     return [lane for _, lane in sorted(chosen.items())]
 
 
-def _driver_rank(lane: _Lane) -> tuple[bool, bool, int]:
-    return lane.process.role != semconv.ROLE_DRIVER, not _has_job(lane), lane.life[0]
+def _driver_rank(lane: Lane) -> tuple[bool, bool, int]:
+    return lane.process.role != semconv.ROLE_DRIVER, not lane.has_job, lane.life[0]
 
 
-def _has_job(lane: _Lane) -> bool:
-    return any(row.span_group == _JOB for row in lane.rows)
-
-
-def _window(lane: _Lane) -> Interval | None:
+def _window(lane: Lane) -> Interval | None:
     """The job span's wall clock; without one from the lane's first span to its last."""
-    rows = [row for row in lane.rows if row.span_group == _JOB] or lane.rows
-    if not rows:
+    spans = lane.of_group(JOB) or lane.of_group(None)
+    if not spans:
         return None
-    return min(row.start_ns for row in rows), max(row.until_ns for row in rows)
+    return min(start for start, _ in spans), max(end for _, end in spans)
 
 
-def _job_view(windows: Sequence[tuple[_Lane, Interval]]) -> JobView | None:
+def _job_view(windows: Sequence[tuple[Lane, Interval]]) -> JobView | None:
     if not windows:
         return None
     buckets = dict.fromkeys(BUCKETS, 0)
     wall = recovery = 0
     ended: int | None = None
     for lane, (start, end) in windows:
-        for name, value in lanes.times(lane.owned, [(start, end)]).items():
+        for name, value in lane.time().times([(start, end)]).items():
             buckets[name] += value
         wall += end - start
         if ended is not None:
@@ -210,31 +193,34 @@ def _job_view(windows: Sequence[tuple[_Lane, Interval]]) -> JobView | None:
     return JobView(buckets, unattributed, recovery, wall, _beside([lane for lane, _ in windows]))
 
 
-def _fleet_view(every: Sequence[_Lane], windows: Sequence[Interval]) -> FleetView | None:
-    workers = [lane for lane in every if lane.process.role != semconv.ROLE_DRIVER and not _has_job(lane)]
-    shared = _gpus(every)
+def _fleet_view(every: Sequence[Lane], windows: Sequence[Interval], heads: dict[str, Process]) -> FleetView | None:
+    workers = [lane for lane in every if lane.process.role != semconv.ROLE_DRIVER and not lane.has_job]
+    shared = _gpus(every, heads)
     span_of_run = lanes.union(windows) or lanes.union(lane.life for lane in every)
-    units: list[tuple[list[_Lane], list[Interval]]]
+    units: list[tuple[list[Lane], list[Interval]]]
     if shared:
         # A GPU is held whether or not a process lives on it: its wall clock is the run's.
         units = [(members, span_of_run) for members in shared.values()]
     else:
-        units = [([lane], lanes.intersection([lane.life], span_of_run)) for lane in workers]
+        together: dict[str, list[Lane]] = {}
+        for lane in workers:
+            together.setdefault(heads[lane.process.key].key, []).append(lane)
+        lives = [(members, lanes.union(lane.life for lane in members)) for members in together.values()]
+        units = [(members, lanes.intersection(life, span_of_run)) for members, life in lives]
     if not units:
         return None
-    steps = lanes.union((row.start_ns, row.until_ns) for lane in every for row in lane.rows if row.span_group == _STEP)
+    steps = lanes.union(span for lane in every for span in lane.of_group(_STEP))
     buckets = dict.fromkeys(BUCKETS, 0)
     gpu_ns = 0
     for members, window in units:
-        owned = lanes.merge([lane.owned for lane in members])
+        time = members[0].time(members[1:])
         wall = lanes.total(window)
         gpu_ns += wall
-        for name, value in lanes.times(owned, window).items():
+        for name, value in time.times(window).items():
             buckets[name] += value
         in_steps = lanes.intersection(window, steps)
-        covered = lanes.union((start, end) for start, end, _ in owned)
         # A gap inside a step is idle.
-        buckets["idle"] += lanes.total(in_steps) - lanes.total(lanes.intersection(covered, in_steps))
+        buckets["idle"] += lanes.total(in_steps) - time.covered(in_steps)
     lanes_seen = {lane.process.key: lane for members, _ in units for lane in members}
     return FleetView(
         buckets,
@@ -246,16 +232,11 @@ def _fleet_view(every: Sequence[_Lane], windows: Sequence[Interval]) -> FleetVie
     )
 
 
-def _gpus(every: Sequence[_Lane]) -> dict[tuple[str, str], list[_Lane]]:
-    """The lanes on each physical GPU: by UUID, else by node and index."""
-    held = {lane.process.key: _own_gpus(lane.process) for lane in every}
-    if not any(held.values()):
-        return {}
-    by_span = {row.trace_id + row.span_id: row.process for lane in every for row in lane.rows}
-    shared: dict[tuple[str, str], list[_Lane]] = {}
+def _gpus(every: Sequence[Lane], heads: dict[str, Process]) -> dict[tuple[str, str], list[Lane]]:
+    """The lanes on each physical GPU: by UUID, else by node and index. Without a GPU of its own, that of its worker."""
+    shared: dict[tuple[str, str], list[Lane]] = {}
     for lane in every:
-        gpus = held[lane.process.key] or _inherited(lane, by_span, held)
-        for gpu in gpus:
+        for gpu in _own_gpus(lane.process) or _own_gpus(heads[lane.process.key]):
             shared.setdefault(gpu, []).append(lane)
     return shared
 
@@ -267,18 +248,4 @@ def _own_gpus(process: Process) -> list[tuple[str, str]]:
     ids = process.resource.get(semconv.RL_GPU_IDS)
     if isinstance(ids, list):
         return [(process.node_id, index) for index in dict.fromkeys(map(str, ids))]
-    return []
-
-
-def _inherited(
-    lane: _Lane, by_span: dict[str, Process], held: dict[str, list[tuple[str, str]]]
-) -> list[tuple[str, str]]:
-    """An engine's child process (no actor, no GPU of its own) has the GPUs of the actor that its spans hang from."""
-    process = lane.process
-    if process.actor_id is not None or process.role == semconv.ROLE_DRIVER:
-        return []
-    for row in lane.rows:
-        parent = by_span.get(row.trace_id + row.parent_span_id) if row.parent_span_id else None
-        if parent is not None and parent is not process and parent.actor_id and parent.node_id == process.node_id:
-            return held.get(parent.key, [])
     return []

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl.monitor.report import report
+from raytrace_rl.monitor.text_skew import skew_beside, skew_lines
 from raytrace_rl.monitor.timeline import timeline
 from raytrace_rl.monitor.tree import lane_of
 from raytrace_rl.monitor.why import Steps
@@ -30,12 +31,17 @@ ENTRIES: Final = 500
 def document(run: Run) -> dict[str, Any]:
     """Returns all that the page needs, as plain JSON values."""
     steps = Steps(run)
-    start = min((row.start_ns for row in run.spans), default=0)
+    return assembled(report(run, steps), timeline(run), steps)
+
+
+def assembled(told: dict[str, Any], drawn: dict[str, Any], steps: Steps) -> dict[str, Any]:
+    """Returns the same of the report, the timeline, and what is known of the steps."""
     return {
-        "report": _shorten(report(run, steps)),
-        "timeline": timeline(run),
+        "report": _shorten(told),
+        "clocks": {"beside": skew_beside(told["skew"]), "lines": skew_lines(told["skew"])},
+        "timeline": drawn,
         "steps": _steps(steps),
-        "path": _path(steps, start),
+        "path": _path(steps, told["run"]["start_ns"] or 0),
         "heat": _heat(steps),
     }
 
@@ -61,16 +67,15 @@ def _steps(steps: Steps) -> dict[str, Any]:
     own: list[dict[str, int]] = []
     for step in tree.steps:
         spent: dict[str, int] = {}
-        for row in tree.children(step):
-            if row.process is step.process:
-                spent[row.name] = spent.get(row.name, 0) + row.until_ns - row.start_ns
+        for row in tree.own_children(step):
+            spent[row.name] = spent.get(row.name, 0) + row.until_ns - row.start_ns
         own.append(spent)
     totals: dict[str, int] = {}
     for spent in own:
         for name, length in spent.items():
             totals[name] = totals.get(name, 0) + length
     names = sorted(totals, key=lambda name: -totals[name])[:PHASES]
-    buckets = {row.name: row.bucket for step in tree.steps[:50] for row in tree.children(step)}
+    buckets = {row.name: row.bucket for step in tree.steps[:50] for row in tree.own_children(step)}
     bars = []
     for chunk in _chunks(len(tree.steps), STEPS):
         some = [tree.steps[n] for n in chunk]
@@ -117,13 +122,7 @@ def _heat(steps: Steps) -> list[dict[str, Any]]:
     """By worker group, rank and step: how much longer than the median rank it was at work, waiting left out (ms)."""
     chunks = _chunks(len(steps.tree.steps), HEAT_COLUMNS)
     groups: dict[str, dict[int, list[float]]] = {}
-    for number, by_name in enumerate(steps.by_rank):
-        spent: dict[str, dict[int, float]] = {}
-        for (group, name), by_rank in by_name.items():
-            if len(by_rank) > 1 and (group, name) not in steps.met:
-                for rank, rows in by_rank.items():
-                    own = spent.setdefault(group, {})
-                    own[rank] = own.get(rank, 0.0) + steps.tree.self_ns(rows) / 1e6
+    for number, spent in enumerate(steps.at_work()):
         for group, own in spent.items():
             typical = median(own.values())
             for rank, value in own.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl.monitor.html_data import document
 
@@ -17,11 +17,16 @@ _SCRIPTS: Final = ("base.js", "charts.js", "timeline.js", "main.js")
 
 def html(run: Run) -> str:
     """Returns the page of a run."""
+    return page(document(run))
+
+
+def page(content: dict[str, Any]) -> str:
+    """Returns the page of what `html_data.document` returns."""
     # Inside a script element only "</script" and "<!--" mean anything, and both begin with "<".
-    data = json.dumps(document(run), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    page = _file("report.html")
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    frame = _file("report.html")
     parts = {"STYLE": _file("report.css"), "SCRIPT": "\n".join(map(_file, _SCRIPTS)), "DATA": data}
-    before, *rest = page.split("{{")
+    before, *rest = frame.split("{{")
     pieces = [before]
     for piece in rest:  # in one pass: what is put in is not looked through again
         name, _, after = piece.partition("}}")

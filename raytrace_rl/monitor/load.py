@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 from raytrace_rl.monitor import otlp_files, spool_files
 from raytrace_rl.monitor.builder import Builder
 from raytrace_rl.monitor.model import UnreadableRunError
+from raytrace_rl.monitor.relay_counters import add_home_losses
 from raytrace_rl.spool import listing
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.model import Run
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
+def load_run(path: str | os.PathLike[str], *, align: bool = False) -> Run:
     """Reads a run whole.
 
     Args:
         path: A run directory (or its ``spool`` directory, or one node's), one ``.rts`` file, or an OTLP traces file:
             JSON lines, or protobuf (one request, or requests each preceded by its length).
+        align: Shift the times of other nodes to the clock of the driver's, as far as the run's own messages tell how
+            far they are apart; ``.skew`` then says what was done. Without, times are as each node's clock had them.
 
     Returns:
         The run: spans, metrics and logs as rows (of an OTLP file, spans alone). What could not be read is in
@@ -43,7 +46,13 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         if not builder.run.spans and not builder.requests:
             reason = builder.run.damage[0].reason if builder.run.damage else "file is empty"
             raise UnreadableRunError(f"{path}: neither spool nor OTLP traces: {reason}")
-    return builder.finish()
+    run = builder.finish()
+    add_home_losses(run)
+    if align:
+        from raytrace_rl.monitor import align as alignment
+
+        alignment.align(run)
+    return run
 
 
 def spool_processes(path: Path) -> list[listing.ProcessFiles]:
@@ -61,3 +70,22 @@ def spool_processes(path: Path) -> list[listing.ProcessFiles]:
     if not found:
         raise UnreadableRunError(f"{path}: holds no spool (is it a run directory?)")
     return found
+
+
+def spool_bytes(path: Path) -> int:
+    """Returns how many bytes of segments a run directory has; 0 of anything else.
+
+    Raises:
+        UnreadableRunError: Nothing is there to read.
+    """
+    if not path.is_dir():
+        return 0
+    return sum(file_size(segment) for files in spool_processes(path) for segment in files.segments.values())
+
+
+def file_size(path: str) -> int:
+    """Returns the size of a file in bytes, behind a link that of what it leads to; 0 where it is out of reach."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0

@@ -7,7 +7,7 @@ together than its starts, is a meeting; who holds it up is who comes last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ def ranked(tree: Tree, step: SpanRow) -> dict[Name, dict[int, list[SpanRow]]]:
             found.setdefault((group, row.name), {}).setdefault(rank, []).append(row)
     for by_rank in found.values():
         for rows in by_rank.values():
-            rows.sort(key=lambda row: row.start_ns)
+            rows.sort(key=lambda row: (row.start_ns, row.until_ns, row.span_id))
     return found
 
 
@@ -64,25 +64,35 @@ def meetings(tree: Tree, steps: Iterable[dict[Name, dict[int, list[SpanRow]]]]) 
 
 def _meet(steps: Sequence[Sequence[Meeting]]) -> bool:
     rounds = [list(one.values()) for step in steps for one in step]
-    if len(rounds) < _LEAST:
-        return False
     starts = [[row.start_ns for row in rows] for rows in rounds]
     ends = [[row.until_ns for row in rows] for rows in rounds]
     at_once = sum(max(start) <= min(end) for start, end in zip(starts, ends, strict=True))
-    closer = median(_spread(end) for end in ends) < _CLOSER * median(_spread(start) for start in starts)
-    return closer and at_once >= _AT_ONCE * len(rounds)
+    return are_meetings(list(map(_spread, starts)), list(map(_spread, ends)), at_once)
+
+
+def are_meetings(starts: Sequence[int], ends: Sequence[int], at_once: int) -> bool:
+    """Tells meetings by their times.
+
+    Args:
+        starts: How far the starts of each lie apart (ns).
+        ends: How far the ends of each lie apart.
+        at_once: In how many of them all ranks were at once.
+    """
+    if len(starts) < _LEAST:
+        return False
+    return median(ends) < _CLOSER * median(starts) and at_once >= _AT_ONCE * len(starts)
 
 
 def _spread(times: Sequence[int]) -> int:
     return max(times) - min(times)
 
 
-def last_to_come(found: dict[Name, list[list[Meeting]]]) -> dict[int, SpanRow]:
-    """Returns for each span of a meeting, by ``id``, the one that came into it last."""
+def last_to_come(found: dict[Name, list[list[Meeting]]]) -> Callable[[SpanRow], SpanRow | None]:
+    """Returns what gives for a span of a meeting the one that came into it last, and None for any other."""
     last: dict[int, SpanRow] = {}
     for steps in found.values():
         for step in steps:
             for meeting in step:
-                late = max(meeting.values(), key=lambda row: row.start_ns)
+                late = max(meeting.items(), key=lambda item: (item[1].start_ns, item[0]))[1]
                 last.update((id(row), late) for row in meeting.values())
-    return last
+    return lambda row: last.get(id(row))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from raytrace_rl import semconv
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Event, Link, Scope, Span
     from raytrace_rl.monitor.signals import LogRow, MetricRow
+    from raytrace_rl.monitor.skew import Skew
     from raytrace_rl.spool.reader import Damage
 
 State = Literal["alive", "dead", "closed", "unknown"]
@@ -58,6 +59,10 @@ class Process:
         last_ns: Last sign of life of any kind (heartbeat, start or end of a span), ns since the epoch.
         drops: What it counted as lost, by kind (spans, attributes, metrics, logs, bytes).
         threads: Where its threads without an open span stood when stacks were last taken.
+        boot_id: Its kernel's boot id, hexadecimal; empty where unknown.
+        anchors: Its wall and its monotonic clock (ns), read together: at its start, then each time that the wall clock
+            had been set. Its spans are in terms of the first. Empty where unknown.
+        peers: Of nodes whose clocks it asked: how much later its own was (ns) when the answer came, the least of it.
     """
 
     key: str
@@ -70,6 +75,9 @@ class Process:
     last_ns: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     threads: StackRow | None = None
+    boot_id: str = ""
+    anchors: list[tuple[int, int]] = field(default_factory=list)
+    peers: dict[str, int] = field(default_factory=dict)
 
     def text(self, key: str) -> str | None:
         """The resource attribute ``key`` if it is a non-empty string."""
@@ -304,6 +312,7 @@ class Run:
         stacks: Where threads of open spans stood, the latest of each span.
         damage: What was skipped, and why.
         duplicates: Spans that were met more than once (resent, or read from two files).
+        skew: What is known of its nodes' clocks, once its times have been shifted by that.
     """
 
     path: str
@@ -315,3 +324,18 @@ class Run:
     stacks: list[StackRow] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     duplicates: int = 0
+    skew: Skew | None = None
+
+    def arrow(self, table: str = "spans") -> Any:
+        """Returns a table of docs/sql.md as a ``pyarrow.Table``.
+
+        Args:
+            table: ``spans``, ``metrics``, ``logs``, ``stacks``, ``processes`` or ``runs``.
+
+        Raises:
+            KeyError: There is no such table.
+            ImportError: pyarrow, of the ``report`` extra, is missing.
+        """
+        from raytrace_rl.monitor.arrow import arrow
+
+        return arrow(self, table)

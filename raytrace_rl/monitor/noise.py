@@ -19,9 +19,13 @@ SCORE: Final = 2.0
 
 def of_median(values: Sequence[float], middle: float) -> float:
     """Returns the noise (standard deviation) of ``middle``, the median of ``values``."""
-    deviation: float = median(abs(value - middle) for value in values)
-    few = 1 + FEW / len(values)
-    return few * MEDIAN * SIGMA * deviation / float(len(values) ** 0.5)
+    return of_deviation(median(abs(value - middle) for value in values), len(values))
+
+
+def of_deviation(deviation: float, count: int) -> float:
+    """Returns the same of the median absolute deviation of so many values."""
+    few = 1 + FEW / count
+    return few * MEDIAN * SIGMA * deviation / float(count**0.5)
 
 
 def score(difference: float, noise: float) -> float:

@@ -58,11 +58,18 @@ def _uint(value: object, bound: int = _UINT64) -> int:
     return _integer(value, 0, bound)
 
 
+def _double(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{value!r:.40} is out of range") from None
+
+
 def _id(value: object, size: int) -> bytes:
     text = _text(value)
-    if len(text) == 2 * size or not text:
-        return bytes.fromhex(text)
-    return base64.b64decode(text, validate=True)
+    if len(text) != 2 * size and text.endswith("="):  # of 8 and of 16 bytes it always does
+        return base64.b64decode(text, validate=True)
+    return bytes.fromhex(text)
 
 
 def _enum(value: object, names: tuple[str, ...], prefix: str) -> int:
@@ -90,7 +97,7 @@ def any_value(value: object, depth: int = 0) -> Value:
         if name in ("intValue", "int_value"):
             return _integer(content, -(_UINT64 >> 1), _UINT64 >> 1)
         if name in ("doubleValue", "double_value"):
-            return float(content)
+            return _double(content)
         if name in ("arrayValue", "array_value"):
             return [any_value(item, depth + 1) for item in _objects(_object(content).get("values") or [])]
         if name in ("kvlistValue", "kvlist_value"):

@@ -8,8 +8,11 @@ from raytrace_rl.monitor import tables
 from raytrace_rl.monitor.goodput import Beside, FleetView, Goodput, JobView, SumView, goodput
 from raytrace_rl.monitor.model import BUCKETS, Run
 from raytrace_rl.monitor.queueing import queueing
+from raytrace_rl.monitor.relay_counters import relay_counters
+from raytrace_rl.monitor.skew import skew
 from raytrace_rl.monitor.text import render, render_summary
 from raytrace_rl.monitor.trajectories import trajectories
+from raytrace_rl.monitor.tree import Tree
 from raytrace_rl.monitor.why import Steps, why
 
 SCHEMA: Final = 1
@@ -23,16 +26,41 @@ def report(run: Run, steps: Steps | None = None) -> dict[str, Any]:
         run: The run.
         steps: What is known of its steps, where that has been found out already.
     """
-    told = why(steps or Steps(run))
-    base = _base(run)
-    table = {**base["steps"], "phases": told.pop("phases"), "first": told.pop("first_step")}
-    return {**base, "steps": table, **told}
+    steps = steps or Steps(run)
+    return whole(base(run, sections(run, steps.tree)), why(steps))
 
 
-def _base(run: Run) -> dict[str, Any]:
-    """All of it but what says why."""
-    views = goodput(run)
-    starts = [row.start_ns for row in run.spans]
+def whole(about: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report, of what `base` and what `why.why` return."""
+    table = {**about["steps"], "phases": told.pop("phases"), "first": told.pop("first_step")}
+    return {**about, "steps": table, **told}
+
+
+def sections(run: Run, tree: Tree) -> dict[str, Any]:
+    """Returns the sections that are about the spans, but for those that say why; and when the run was."""
+    return {
+        "start_ns": min((row.start_ns for row in run.spans), default=None),
+        "end_ns": max((row.until_ns for row in run.spans), default=None),
+        "goodput": goodput(run),
+        "steps": tables.steps(run),
+        "span_names": tables.span_names(run),
+        "processes": tables.processes(run),
+        "loss": tables.loss(run),
+        "traces": tables.traces(run),
+        "trajectories": trajectories(run, tree),
+        "queueing": queueing(run),
+        "skew": skew(run).as_json(),
+    }
+
+
+def base(run: Run, told: dict[str, Any]) -> dict[str, Any]:
+    """Returns all of the report but what says why.
+
+    Args:
+        run: The run; its spans are not looked at.
+        told: What `sections` returns.
+    """
+    views: Goodput = told["goodput"]
     return {
         "schema": SCHEMA,
         "run": {
@@ -40,18 +68,19 @@ def _base(run: Run) -> dict[str, Any]:
             "path": run.path,
             "processes": len(run.processes),
             "attempts": len({process.attempt for process in run.processes}),
-            "start_ns": min(starts, default=None),
-            "end_ns": max((row.until_ns for row in run.spans), default=None),
+            "start_ns": told["start_ns"],
+            "end_ns": told["end_ns"],
         },
         "goodput": _goodput(views),
-        "steps": tables.steps(run),
-        "span_names": tables.span_names(run),
-        "processes": tables.processes(run),
-        "loss": tables.loss(run),
-        "traces": tables.traces(run),
-        "trajectories": trajectories(run),
-        "queueing": queueing(run),
-        "skew": None,
+        "steps": told["steps"],
+        "span_names": told["span_names"],
+        "processes": told["processes"],
+        "loss": told["loss"],
+        "relay": relay_counters(run.path),
+        "traces": told["traces"],
+        "trajectories": told["trajectories"],
+        "queueing": told["queueing"],
+        "skew": told["skew"],
         "coverage": {
             "sum": views.sum.beside.coverage,
             "job": views.job.beside.coverage if views.job else None,
@@ -110,4 +139,4 @@ def text(run: Run) -> str:
 
 def summary(run: Run) -> str:
     """Returns the goodput summary of a run: plain text that fits a screen of 80 columns and 24 lines."""
-    return render_summary(_base(run))
+    return render_summary(base(run, sections(run, Tree(run))))

@@ -79,6 +79,7 @@ class ProcessReader:
         self.gone: set[bytes] = set()
         self.headers: list[fmt.Header] = []
         self.resource: _decode.Attributes | None = None
+        self.anchors: list[tuple[int, int]] = []
         #: What is damaged in the last segment read: of a killed process, maybe the record that it was placing.
         self.last_damage: list[Damage] = []
         #: Offset of the last whole record in that segment.
@@ -164,6 +165,13 @@ class ProcessReader:
             self.builder.run.logs += log_rows(payload, self.process)
         elif kind == fmt.Kind.RESOURCE:
             self.resource = _decode.resource(payload)
+        elif kind == fmt.Kind.CLOCK:
+            if len(payload) < 16:
+                raise ValueError("clock record is too short")
+            self.anchors.append((int.from_bytes(payload[:8], "little"), int.from_bytes(payload[8:16], "little")))
+        elif kind == fmt.Kind.PEER_CLOCK:
+            delay_ns, node = fmt.read_peer_clock(payload)
+            self.process.peers[node] = min(delay_ns, self.process.peers.get(node, delay_ns))
         elif kind == fmt.Kind.DROPS:
             drops = json.loads(payload)
             if isinstance(drops, dict):
@@ -191,6 +199,15 @@ class ProcessReader:
                 break
         identify(self.process, resource or {})
 
+    def _clocks(self) -> None:
+        """Notes the process's clocks; a header that was made up for want of its own has no monotonic one."""
+        for header in self.headers:
+            if header.monotonic_anchor_ns and any(header.boot_id):
+                self.process.boot_id = header.boot_id.hex()
+                first = (header.wall_anchor_ns, header.monotonic_anchor_ns)
+                self.process.anchors = [first, *sorted(self.anchors, key=lambda anchor: anchor[1])]
+                return
+
     def _damaged(self, found: Iterable[Damage]) -> None:
         for damage in found:
             self.builder.damage(damage)
@@ -205,6 +222,7 @@ class ProcessReader:
             self.last_damage.remove(torn[0])
         self._damaged(self.last_damage)
         self._identify()
+        self._clocks()
         process.heartbeat_ns = max((header.heartbeat_ns for header in self.headers), default=0)
         process.last_ns = max(process.last_ns, process.heartbeat_ns, process.start_ns)
         dropped = max((header.dropped_spans for header in self.headers), default=0)

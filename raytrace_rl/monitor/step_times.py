@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,7 @@ def phases(tree: Tree) -> list[dict[str, Any]]:
     spent: dict[str | None, dict[int, int]] = {}
     for number, step in enumerate(tree.steps):
         own = [(step.start_ns, step.until_ns)]
-        below = [row for row in tree.children(step) if row.process is step.process]
+        below = tree.own_children(step)
         for row in below:
             length = lanes.total(lanes.intersection([(row.start_ns, row.until_ns)], own))
             by_step = spent.setdefault(row.name, {})
@@ -37,8 +38,13 @@ def phases(tree: Tree) -> list[dict[str, Any]]:
         covered = lanes.union((row.start_ns, row.until_ns) for row in below)
         rest = lanes.total(own) - lanes.total(lanes.intersection(covered, own))
         spent.setdefault(None, {})[number] = rest
-    whole = sum(step.until_ns - step.start_ns for step in tree.steps)
-    entries = [_phase(name, by_step, len(tree.steps), whole) for name, by_step in spent.items()]
+    return phase_entries(tree.steps, spent)
+
+
+def phase_entries(steps: Sequence[SpanRow], spent: Mapping[str | None, dict[int, int]]) -> list[dict[str, Any]]:
+    """Returns what `phases` does, of the time (ns) by name and by number of the step."""
+    whole = sum(step.until_ns - step.start_ns for step in steps)
+    entries = [_phase(name, by_step, len(steps), whole) for name, by_step in spent.items()]
     return sorted(entries, key=lambda entry: (-entry["total_s"], entry["name"] or ""))
 
 
@@ -58,10 +64,14 @@ def _phase(name: str | None, by_step: dict[int, int], steps: int, whole: int) ->
     }
 
 
-def first_step(tree: Tree) -> dict[str, Any] | None:
+def first_step(tree: Tree, by_name: Callable[[SpanRow], dict[str, int]] | None = None) -> dict[str, Any] | None:
     """Returns what the first step of the last attempt took beyond the median of those after it, and in which spans.
 
     Compilation, warm-up and caches show here. None where fewer than three steps follow.
+
+    Args:
+        tree: The run.
+        by_name: Gives for a step the time in spans of each name below it, of the process that spent most in them.
     """
     attempt = max((step.attempt for step in tree.steps), default=1)
     steps = [step for step in tree.steps if step.attempt == attempt]
@@ -76,16 +86,18 @@ def first_step(tree: Tree) -> dict[str, Any] | None:
         "later_p50_s": typical / _NS,
         "extra_s": (own - typical) / _NS,
         "stands_out": own > _SLOWER * typical and own > max(others),
-        "spans": _extra(tree, first, later),
+        "spans": _extra(by_name or partial(_by_name, tree), first, later),
     }
 
 
-def _extra(tree: Tree, first: SpanRow, later: Sequence[SpanRow]) -> list[dict[str, Any]]:
+def _extra(
+    by_name: Callable[[SpanRow], dict[str, int]], first: SpanRow, later: Sequence[SpanRow]
+) -> list[dict[str, Any]]:
     """The names whose slowest rank took longer in the first step than in the median of the later ones."""
-    own = _by_name(tree, first)
+    own = by_name(first)
     others: dict[str, list[int]] = {}
     for step in later:
-        for name, length in _by_name(tree, step).items():
+        for name, length in by_name(step).items():
             others.setdefault(name, []).append(length)
     found = []
     for name, length in own.items():

@@ -8,7 +8,7 @@ by the medians of the whole run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _NS: Final = 1e9
 #: Steps (or spans, outside of steps) that a rank must have been seen in.
-_LEAST: Final = 3
-_LEAST_SPANS: Final = 5
+LEAST: Final = 3
+LEAST_SPANS: Final = 5
 #: A straggler: the excess stands out of the noise (`noise.threshold`), comes up in this part of the steps, and is this
 #: part of the others' time (slow), and of the step (in steps).
 _OFTEN: Final = 0.75
@@ -70,79 +70,41 @@ class _Rank:
     found: list[Excess] = field(default_factory=list)
 
 
-class Stragglers:
-    """The comparison of a run's ranks.
+class Ranks:
+    """What the comparison of a run's ranks has found.
 
     Args:
-        tree: The run.
-        steps: `meetings.ranked` of each of its steps.
-        met: `meetings.meetings` of these.
+        steps: The complete steps of the run.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        steps: Sequence[dict[Name, dict[int, list[SpanRow]]]],
-        met: dict[Name, list[list[Meeting]]],
-    ) -> None:
-        self._tree = tree
-        self._step_ns = median(step.until_ns - step.start_ns for step in tree.steps) if tree.steps else 0
+    def __init__(self, steps: Sequence[SpanRow]) -> None:
+        self._step_ns = median(step.until_ns - step.start_ns for step in steps) if steps else 0
         self._ranks: dict[tuple[str, int], _Rank] = {}
-        self._in_steps(steps, met)
-        self._outside(steps)
 
-    def _note(self, group: str, rank: int, rows: Sequence[SpanRow], excess: Excess) -> None:
+    def note(self, group: str, rank: int, nodes: Iterable[str], excess: Excess, ranks: int) -> None:
+        """Notes how one rank of ``ranks`` compares with the others, and decides whether it is a straggler."""
+        excess.flagged = excess.score >= noise.threshold(ranks) and excess.often >= _OFTEN
+        if excess.kind != "late":
+            excess.flagged &= (
+                (excess.ratio is None or excess.ratio >= _SLOWER)
+                if excess.in_steps
+                else ((excess.ratio or 0) >= _SLOWER)
+            )
+        if excess.in_steps:
+            excess.flagged &= excess.excess_ns >= _PART * self._step_ns
         entry = self._ranks.setdefault((group, rank), _Rank())
-        entry.nodes.update(row.process.node for row in rows)
+        entry.nodes.update(nodes)
         entry.found.append(excess)
-
-    def _in_steps(
-        self, steps: Sequence[dict[Name, dict[int, list[SpanRow]]]], met: dict[Name, list[list[Meeting]]]
-    ) -> None:
-        spent: dict[Name, list[dict[int, float]]] = {}
-        rows: dict[tuple[Name, int], list[SpanRow]] = {}
-        for step in steps:
-            for name, by_rank in step.items():
-                if len(by_rank) > 1 and name not in met:
-                    spent.setdefault(name, []).append({r: self._tree.self_ns(own) for r, own in by_rank.items()})
-                for rank, own in by_rank.items():
-                    rows.setdefault((name, rank), own)
-        lateness = {name: [_lateness(rounds) for rounds in of_steps] for name, of_steps in met.items()}
-        least_ns = _PART * self._step_ns
-        for kind, values in (("slow", spent), ("late", lateness)):
-            for name, of_steps in values.items():
-                ranks = sorted({rank for step in of_steps for rank in step})
-                for rank in ranks:
-                    excess = _paired(name[1], kind, rank, of_steps)
-                    if excess is not None:
-                        slower = kind == "late" or (excess.ratio is None or excess.ratio >= _SLOWER)
-                        excess.flagged = _stands_out(excess, len(ranks)) and slower and excess.excess_ns >= least_ns
-                        self._note(name[0], rank, rows[name, rank], excess)
-
-    def _outside(self, steps: Sequence[dict[Name, dict[int, list[SpanRow]]]]) -> None:
-        inside = {id(row) for step in steps for by_rank in step.values() for rows in by_rank.values() for row in rows}
-        spans: dict[Name, dict[int, list[SpanRow]]] = {}
-        for row in self._tree.run.spans:
-            group, rank = row.process.worker_group, row.process.rank
-            if group is None or rank is None or row.end_ns is None or row.truncated or id(row) in inside:
-                continue
-            spans.setdefault((group, row.name), {}).setdefault(rank, []).append(row)
-        for (group, name), by_rank in spans.items():
-            for rank in by_rank:
-                excess = _unpaired(name, rank, by_rank)
-                if excess is not None:
-                    excess.flagged = _stands_out(excess, len(by_rank)) and (excess.ratio or 0) >= _SLOWER
-                    self._note(group, rank, by_rank[rank], excess)
 
     def report(self) -> dict[str, Any]:
         """Returns the ranks that take longest, and the nodes, as plain values."""
         ranks = [self._entry(group, rank, one) for (group, rank), one in self._ranks.items()]
         ranks = [entry for entry in ranks if entry["spans"]]
         ranks.sort(key=lambda entry: (not entry["straggler"], -entry["excess_s"], entry["worker_group"], entry["rank"]))
-        return {"compared": len(self._ranks), "ranks": ranks[:MAX_LISTED], "nodes": self._nodes()}
+        return {"compared": len(self._ranks), "ranks": ranks[:MAX_LISTED], "nodes": self._of_nodes()}
 
     def _entry(self, group: str, rank: int, one: _Rank) -> dict[str, Any]:
-        found = sorted((e for e in one.found if e.excess_ns > 0), key=lambda e: (not e.flagged, -e.excess_ns))
+        found = sorted((excess for excess in one.found if excess.excess_ns > 0), key=_order)
         cost = _cost(found)
         return {
             "worker_group": group,
@@ -168,7 +130,7 @@ class Stragglers:
             ],
         }
 
-    def _nodes(self) -> list[dict[str, Any]]:
+    def _of_nodes(self) -> list[dict[str, Any]]:
         """Nodes whose ranks are stragglers while those of other nodes are none: it is the node, not the rank."""
         by_node: dict[str, list[bool]] = {}
         for one in self._ranks.values():
@@ -191,6 +153,67 @@ class Stragglers:
         ]
 
 
+class Stragglers(Ranks):
+    """The comparison of a run's ranks.
+
+    Args:
+        tree: The run.
+        steps: `meetings.ranked` of each of its steps.
+        met: `meetings.meetings` of these.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        steps: Sequence[dict[Name, dict[int, list[SpanRow]]]],
+        met: dict[Name, list[list[Meeting]]],
+    ) -> None:
+        super().__init__(tree.steps)
+        self._tree = tree
+        self._in_steps(steps, met)
+        self._outside(steps)
+
+    def _in_steps(
+        self, steps: Sequence[dict[Name, dict[int, list[SpanRow]]]], met: dict[Name, list[list[Meeting]]]
+    ) -> None:
+        spent: dict[Name, list[dict[int, float]]] = {}
+        rows: dict[tuple[Name, int], list[SpanRow]] = {}
+        for step in steps:
+            for name, by_rank in step.items():
+                if len(by_rank) > 1 and name not in met:
+                    spent.setdefault(name, []).append({r: self._tree.self_ns(own) for r, own in by_rank.items()})
+                for rank, own in by_rank.items():
+                    rows.setdefault((name, rank), own)
+        lateness = {name: [_lateness(rounds) for rounds in of_steps] for name, of_steps in met.items()}
+        for kind, values in (("slow", spent), ("late", lateness)):
+            for name, of_steps in values.items():
+                ranks = sorted({rank for step in of_steps for rank in step})
+                for rank in ranks:
+                    excess = _paired(name[1], kind, rank, of_steps)
+                    if excess is not None:
+                        self.note(name[0], rank, _nodes(rows[name, rank]), excess, len(ranks))
+
+    def _outside(self, steps: Sequence[dict[Name, dict[int, list[SpanRow]]]]) -> None:
+        inside = {id(row) for step in steps for by_rank in step.values() for rows in by_rank.values() for row in rows}
+        spans: dict[Name, dict[int, list[SpanRow]]] = {}
+        for row in self._tree.run.spans:
+            group, rank = row.process.worker_group, row.process.rank
+            if group is None or rank is None or row.end_ns is None or row.truncated or id(row) in inside:
+                continue
+            spans.setdefault((group, row.name), {}).setdefault(rank, []).append(row)
+        for (group, name), by_rank in spans.items():
+            lengths = {rank: [row.until_ns - row.start_ns for row in rows] for rank, rows in by_rank.items()}
+            medians = {rank: median(of_rank) for rank, of_rank in lengths.items()}
+            for rank, rows in by_rank.items():
+                excess = _unpaired(name, lengths[rank], [value for at, value in medians.items() if at != rank])
+                if excess is not None:
+                    self.note(group, rank, _nodes(rows), excess, len(by_rank))
+
+
+def _order(excess: Excess) -> tuple[bool, float, str, str, bool]:
+    return not excess.flagged, -excess.excess_ns, excess.name, excess.kind, excess.in_steps
+
+
 def _cost(found: Sequence[Excess]) -> float:
     """What a rank costs a step: how late it comes to meetings, else how much longer its spans take."""
     late = [e.excess_ns for e in found if e.kind == "late" and e.flagged]
@@ -200,17 +223,18 @@ def _cost(found: Sequence[Excess]) -> float:
     return max((e.excess_ns for e in found if e.in_steps), default=0.0)
 
 
-def _stands_out(excess: Excess, ranks: int) -> bool:
-    return excess.score >= noise.threshold(ranks) and excess.often >= _OFTEN
+def _nodes(rows: Iterable[SpanRow]) -> set[str]:
+    return {row.process.node for row in rows}
 
 
 def _lateness(rounds: Sequence[Meeting]) -> dict[int, float]:
     """How much later each rank came than the median of the others, summed over a step's meetings."""
     late: dict[int, float] = {}
     for meeting in rounds:
+        first = min(row.start_ns for row in meeting.values())
         for rank, row in meeting.items():
-            others = median(other.start_ns for at, other in meeting.items() if at != rank)
-            late[rank] = late.get(rank, 0.0) + row.start_ns - others
+            others = median(other.start_ns - first for at, other in meeting.items() if at != rank)
+            late[rank] = late.get(rank, 0.0) + (row.start_ns - first - others)
     return late
 
 
@@ -227,18 +251,16 @@ def _paired(name: str, kind: str, rank: int, steps: Sequence[dict[int, float]]) 
             continue
         typical.append(median(others))
         excess.append(values[rank] - typical[-1])
-    if len(excess) < _LEAST:
+    if len(excess) < LEAST:
         return None
     middle, score = _score(excess)
     often = sum(value > 0 for value in excess) / len(excess)
     return Excess(name, kind, middle, median(typical) if typical else 0.0, score, often, len(excess), in_steps=True)
 
 
-def _unpaired(name: str, rank: int, by_rank: dict[int, list[SpanRow]]) -> Excess | None:
+def _unpaired(name: str, own: Sequence[int], medians: Sequence[float]) -> Excess | None:
     """Compares the durations of a rank's spans with the median of the other ranks' medians."""
-    own = [float(row.until_ns - row.start_ns) for row in by_rank[rank]]
-    medians = [median(row.until_ns - row.start_ns for row in rows) for at, rows in by_rank.items() if at != rank]
-    if not medians or len(own) < _LEAST_SPANS:
+    if not medians or len(own) < LEAST_SPANS:
         return None
     typical = median(medians)
     middle, score = _score([value - typical for value in own])

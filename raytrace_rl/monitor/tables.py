@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.model import Process, Run, SpanRow
 
 _NS = 1e9
-_STEP = "step"
+STEP = "step"
 #: Entries of a list of single spans or damages in the JSON report; their number is always exact.
 MAX_LISTED = 1000
 
@@ -23,13 +23,18 @@ def percentile(ordered: Sequence[int], part: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def durations(rows: Sequence[SpanRow]) -> dict[str, Any]:
+def durations(rows: Iterable[SpanRow]) -> dict[str, Any]:
     """Returns count, total, mean, p50, p95 and maximum (seconds) of spans that have ended; rows must not be empty."""
     ordered = sorted(row.until_ns - row.start_ns for row in rows)
+    return of_durations(ordered, sum(ordered))
+
+
+def of_durations(ordered: Sequence[int], total: int) -> dict[str, Any]:
+    """Returns what `durations` does, of durations (ns) in order that are not none, and their sum."""
     return {
         "count": len(ordered),
-        "total_s": sum(ordered) / _NS,
-        "mean_s": sum(ordered) / len(ordered) / _NS,
+        "total_s": total / _NS,
+        "mean_s": total / len(ordered) / _NS,
         "p50_s": percentile(ordered, 0.5) / _NS,
         "p95_s": percentile(ordered, 0.95) / _NS,
         "max_s": ordered[-1] / _NS,
@@ -38,7 +43,11 @@ def durations(rows: Sequence[SpanRow]) -> dict[str, Any]:
 
 def steps(run: Run) -> dict[str, Any]:
     """Returns how long steps took, and each of them. Truncated and open steps are listed, not averaged."""
-    rows = [row for row in run.spans if row.span_group == _STEP]
+    return step_table([row for row in run.spans if row.span_group == STEP])
+
+
+def step_table(rows: Sequence[SpanRow]) -> dict[str, Any]:
+    """Returns what `steps` does, of the spans of that group in the order of their start."""
     complete = [row for row in rows if row.end_ns is not None and not row.truncated]
     summary = durations(complete) if complete else {"count": 0}
     listed = [
@@ -66,15 +75,25 @@ def span_names(run: Run) -> list[dict[str, Any]]:
         groups = Counter(row.span_group for row in rows)
         buckets = Counter(row.bucket for row in rows)
         errors = sum(row.status == "ERROR" for row in rows)
-        entry = {
-            "name": name,
-            "span_group": groups.most_common(1)[0][0],
-            "bucket": buckets.most_common(1)[0][0],
-            **durations(rows),
-            "errors": errors,
-        }
-        table.append(entry)
-    return sorted(table, key=lambda entry: (-entry["total_s"], entry["name"]))
+        table.append(name_entry(name, groups, buckets, durations(rows), errors))
+    return sorted(table, key=by_total)
+
+
+def name_entry(
+    name: str, groups: Counter[str | None], buckets: Counter[str | None], times: dict[str, Any], errors: int
+) -> dict[str, Any]:
+    """Returns the entry of one span name: how often which group and bucket comes, its durations, and its errors."""
+    group, bucket = _most_common(groups), _most_common(buckets)
+    return {"name": name, "span_group": group, "bucket": bucket, **times, "errors": errors}
+
+
+def by_total(entry: Mapping[str, Any]) -> tuple[float, str]:
+    """The order of `span_names`."""
+    return -entry["total_s"], entry["name"]
+
+
+def _most_common(counts: Counter[str | None]) -> str | None:
+    return min(counts, key=lambda value: (-counts[value], value or ""))
 
 
 def identity(process: Process) -> dict[str, Any]:
@@ -99,6 +118,11 @@ def processes(run: Run) -> list[dict[str, Any]]:
     spans = Counter(row.process.key for row in run.spans)
     truncated = Counter(row.process.key for row in run.spans if row.truncated)
     opened = Counter(row.process.key for row in run.spans if row.end_ns is None)
+    return process_table(run, spans, truncated, opened)
+
+
+def process_table(run: Run, spans: Counter[str], truncated: Counter[str], opened: Counter[str]) -> list[dict[str, Any]]:
+    """Returns what `processes` does, of how many spans each has, by key."""
     return [
         {
             **identity(process),
@@ -118,12 +142,17 @@ def loss(run: Run) -> dict[str, Any]:
     """Returns what is missing from the run, and what was cut short, each by name."""
     truncated = [row for row in run.spans if row.truncated]
     opened = [row for row in run.spans if row.end_ns is None]
+    return loss_table(run, len(run.spans), truncated, opened)
+
+
+def loss_table(run: Run, spans: int, truncated: Sequence[SpanRow], opened: Sequence[SpanRow]) -> dict[str, Any]:
+    """Returns what `loss` does, of how many spans there are, and those that are truncated, or open."""
     dropped: Counter[str] = Counter()
     for process in run.processes:
         dropped.update(process.drops)
     bytes_skipped = sum(damage.skipped for damage in run.damage if damage.kind != "payload")
     return {
-        "spans": len(run.spans),
+        "spans": spans,
         "truncated": len(truncated),
         "truncated_spans": [_where(row) for row in truncated[:MAX_LISTED]],
         "open": len(opened),
@@ -163,11 +192,20 @@ def traces(run: Run) -> dict[str, Any]:
     orphans = [
         row for row in run.spans if row.parent_span_id is not None and row.trace_id + row.parent_span_id not in known
     ]
-    missing = Counter(row.name for row in orphans)
+    count = len({row.trace_id for row in run.spans})
+    return trace_table(count, Counter(row.name for row in roots), Counter(row.name for row in orphans))
+
+
+def trace_table(count: int, roots: Counter[str], orphans: Counter[str]) -> dict[str, Any]:
+    """Returns what `traces` does, of how many there are, and of roots and of spans without their parent by name."""
     return {
-        "traces": len({row.trace_id for row in run.spans}),
-        "roots": len(roots),
-        "root_names": dict(Counter(row.name for row in roots).most_common(20)),
-        "missing_parent": len(orphans),
-        "missing_parent_names": dict(missing.most_common(20)),
+        "traces": count,
+        "roots": sum(roots.values()),
+        "root_names": _commonest(roots),
+        "missing_parent": sum(orphans.values()),
+        "missing_parent_names": _commonest(orphans),
     }
+
+
+def _commonest(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:20])

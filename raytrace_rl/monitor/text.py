@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from raytrace_rl.monitor.drawing import ROWS, cut, more, percent, seconds, table
 from raytrace_rl.monitor.text_flow import queueing_lines, trajectory_lines
+from raytrace_rl.monitor.text_skew import skew_beside, skew_lines
 from raytrace_rl.monitor.text_why import bubble_lines, finding_lines, path_lines, phase_lines, straggler_lines
 
 WIDTH: Final = 80
@@ -38,34 +40,34 @@ def _bars(view: Mapping[str, Any], whole: float) -> list[str]:
     return lines
 
 
-def _beside(view: Mapping[str, Any]) -> str:
+def _beside(view: Mapping[str, Any], skew: str) -> str:
     lost = f"{_count(view['dropped'], 'span')} dropped, {view['truncated']} truncated"
-    return f"  coverage {percent(view['coverage'])}, {lost}"
+    return f"  coverage {percent(view['coverage'])}, {lost}{skew and ', '}{skew}"
 
 
-def _job(view: Mapping[str, Any] | None) -> list[str]:
+def _job(view: Mapping[str, Any] | None, skew: str) -> list[str]:
     if view is None:
         return ["Job: no driver and no job span in this run"]
     head = f"Job (driver's lane, {seconds(view['wall_s'])} of wall clock): goodput {percent(view['goodput'])}"
-    return [head, *_bars(view, view["wall_s"]), _beside(view)]
+    return [head, *_bars(view, view["wall_s"]), _beside(view, skew)]
 
 
 def _fleet_unit(view: Mapping[str, Any]) -> str:
     return _count(view["units"], "GPU" if view["unit"] == "gpu" else "worker lane")
 
 
-def _fleet(view: Mapping[str, Any] | None) -> list[str]:
+def _fleet(view: Mapping[str, Any] | None, skew: str) -> list[str]:
     if view is None:
         return ["Fleet: no worker and no GPU in this run"]
     unit = "GPU" if view["unit"] == "gpu" else "lane"
     head = f"Fleet ({_fleet_unit(view)}, {seconds(view['gpu_s'])} of {unit} time): goodput {percent(view['goodput'])}"
-    return [head, *_bars(view, view["gpu_s"]), _beside(view)]
+    return [head, *_bars(view, view["gpu_s"]), _beside(view, skew)]
 
 
-def _sum(view: Mapping[str, Any]) -> list[str]:
+def _sum(view: Mapping[str, Any], skew: str) -> list[str]:
     whole = sum(view[key] for key, _ in _LABELS[:4])
     head = f"Sum of bucketed spans: {seconds(whole)}, of which {seconds(view['overlap_s'])} overlap within their lanes"
-    return [head, *_bars(view, whole), _beside(view)]
+    return [head, *_bars(view, whole), _beside(view, skew)]
 
 
 def _where(span: Mapping[str, Any]) -> str:
@@ -84,14 +86,17 @@ def render_summary(report: Mapping[str, Any]) -> str:
     """Returns the summary of a report on at most 24 lines of 80 columns."""
     steps = report["steps"]
     goodput = report["goodput"]
-    lines = [_head(report), *_job(goodput["job"])]
+    lines = [_head(report), *_job(goodput["job"], "")]
     fleet = goodput["fleet"]
     if fleet is not None:
         parts = ", ".join(
             f"{label} {percent(fleet[key] / fleet['gpu_s'] if fleet['gpu_s'] else 0.0)}" for key, label in _LABELS[1:4]
         )
         lines.append(f"Fleet ({_fleet_unit(fleet)}): goodput {percent(fleet['goodput'])}, {parts}")
-        lines.append(_beside(fleet))
+        lines.append(_beside(fleet, ""))
+    skew = skew_beside(report["skew"])
+    if skew:
+        lines.append(f"  {skew}")
     total = goodput["sum"]
     lines.append(
         f"Sum: productive {seconds(total['productive_s'])}, overhead {seconds(total['overhead_s'])}, "
@@ -121,18 +126,33 @@ def _loss_lines(report: Mapping[str, Any], named: int) -> list[str]:
         lines.append(f"  and {loss['truncated'] - named} more truncated")
     if loss["open"]:
         lines.append(f"  {_count(loss['open'], 'span')} still open (their processes live, or cannot be asked)")
-    return lines
+    return [*lines, *_out_of_reach(loss), *report["relay"]["summary"]]
+
+
+def _out_of_reach(loss: Mapping[str, Any]) -> list[str]:
+    """A line on processes whose files were in the memory of a node that is not this one, or is gone."""
+    stems: dict[str, set[str]] = {}
+    for damage in loss["damage"]:
+        if damage["kind"] == "unreachable":
+            path = PurePath(damage["path"])
+            stems.setdefault(path.parent.name, set()).add(path.name.partition(".")[0])
+    if not stems:
+        return []
+    told = [f"{len(of)} process{'' if len(of) == 1 else 'es'} on {cut(node, 40)}" for node, of in stems.items()]
+    more_nodes = f" and {len(told) - 2} more nodes" if len(told) > 2 else ""
+    return [f"  out of reach: files of {', '.join(told[:2])}{more_nodes} (in its memory, or lost)"]
 
 
 def render(report: Mapping[str, Any]) -> str:
     """Returns the report at length, for a terminal or a pipe."""
     goodput = report["goodput"]
+    skew = skew_beside(report["skew"])
     sections = [
         [_head(report)],
         finding_lines(report["findings"]),
-        _job(goodput["job"]),
-        _fleet(goodput["fleet"]),
-        _sum(goodput["sum"]),
+        _job(goodput["job"], skew),
+        _fleet(goodput["fleet"], skew),
+        _sum(goodput["sum"], skew),
         _steps(report["steps"]),
         phase_lines(report["steps"]["phases"], report["steps"]["first"]),
         path_lines(report["critical_path"]),
@@ -142,6 +162,7 @@ def render(report: Mapping[str, Any]) -> str:
         queueing_lines(report["queueing"]),
         _names(report["span_names"]),
         _processes(report["processes"]),
+        skew_lines(report["skew"]),
         _loss(report),
         _traces(report["traces"]),
     ]

@@ -14,12 +14,12 @@ def _range(spread: Mapping[str, Any] | None, draw: Callable[[Any], str]) -> str:
     return f"{draw(spread['min'])} to {draw(spread['max'])} (median {draw(spread['median'])})"
 
 
-def _skewed(view: Mapping[str, Any], what: str, *, unknown: int = 0) -> list[str]:
+def _skewed(view: Mapping[str, Any], what: str, *, unknown: int = 0, corrected: int = 0) -> list[str]:
     """What must be said beside times that are the difference of two processes' clocks."""
-    lines = []
-    between = view["other_node"] + unknown
+    lines = [f"  {corrected:,} between two nodes: corrected by the clock skew estimated"] if corrected else []
+    between = view["other_node"] - corrected + unknown
     if between:
-        known = f"{view['other_node']:,} between two nodes"
+        known = f"{view['other_node'] - corrected:,} between two nodes"
         also = f", {unknown:,} from a node that is not known" if unknown else ""
         lines.append(f"  {known}{also}: not corrected for clock skew between nodes")
     if view["below_zero"]:
@@ -70,5 +70,5 @@ def queueing_lines(view: Mapping[str, Any]) -> list[str]:
         head,
         *drawn,
         *more(len(rows), len(view["ranks"])),
-        *_skewed(view, "delays", unknown=view["unknown_node"]),
+        *_skewed(view, "delays", unknown=view["unknown_node"], corrected=view["corrected"]),
     ]

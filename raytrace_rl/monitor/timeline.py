@@ -7,7 +7,7 @@ stands for. Slices too short for any screen are merged with their neighbours unt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl.monitor import lanes
@@ -29,14 +29,17 @@ BINS: Final = 600
 
 _US: Final = 1000
 #: Start, length, index of the name, code, how many it stands for.
-_Slice = tuple[int, int, int, int, int]
+Slice = tuple[int, int, int, int, int]
 
 
-class _Names:
+class Names:
+    """Gives span names numbers."""
+
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
 
     def of(self, name: str) -> int:
+        """Returns the number of a name."""
         return self.index.setdefault(name, len(self.index))
 
 
@@ -49,7 +52,7 @@ def timeline(run: Run, budget: int = BUDGET) -> dict[str, Any]:
     """
     start = min((row.start_ns for row in run.spans), default=0)
     end = max((row.until_ns for row in run.spans), default=start)
-    names = _Names()
+    names = Names()
     by_process: dict[str, list[SpanRow]] = {}
     for row in run.spans:
         by_process.setdefault(row.process.key, []).append(row)
@@ -59,10 +62,10 @@ def timeline(run: Run, budget: int = BUDGET) -> dict[str, Any]:
     resolution = _resolution([slices for own in rows for _, of_track in own for slices in of_track], length, budget)
     listed = [
         {
-            **_about(process),
+            **about(process),
             "spans": len(by_process[process.key]),
             "tracks": [
-                {"name": name, "rows": [_flat(_merged(slices, resolution)) for slices in of_track]}
+                {"name": name, "rows": [flat(_merged(slices, resolution)) for slices in of_track]}
                 for name, of_track in own
             ],
         }
@@ -75,11 +78,12 @@ def timeline(run: Run, budget: int = BUDGET) -> dict[str, Any]:
         "names": list(names.index),
         "lanes": listed,
         "bins": BINS,
-        "groups": _groups(processes, by_process, start, end),
+        "groups": groups(processes, lambda number: _sums(by_process[processes[number].key], start, end), end - start),
     }
 
 
-def _about(process: Process) -> dict[str, Any]:
+def about(process: Process) -> dict[str, Any]:
+    """Returns what the page says of a lane."""
     lane = lane_of(process)
     return {
         "label": process.label,
@@ -91,22 +95,23 @@ def _about(process: Process) -> dict[str, Any]:
     }
 
 
-def _rows(spans: Sequence[SpanRow], start: int, names: _Names) -> list[tuple[str, list[list[_Slice]]]]:
+def _rows(spans: Sequence[SpanRow], start: int, names: Names) -> list[tuple[str, list[list[Slice]]]]:
     """The slices of one process by track and depth."""
-    found: list[tuple[str, list[list[_Slice]]]] = []
+    found: list[tuple[str, list[list[Slice]]]] = []
     for track in tracks(spans):
-        levels: list[list[_Slice]] = []
+        levels: list[list[Slice]] = []
         for row, depth in zip(track.rows, depths(track), strict=True):
             while len(levels) <= depth:
                 levels.append([])
             begin = (row.start_ns - start) // _US
             length = max(0, (row.until_ns - start) // _US - begin)
-            levels[depth].append((begin, length, names.of(row.name), _code(row), 1))
+            levels[depth].append((begin, length, names.of(row.name), code_of(row), 1))
         found.append((track.name, levels))
     return found
 
 
-def _code(row: SpanRow) -> int:
+def code_of(row: SpanRow) -> int:
+    """Returns the code of a span's slice."""
     code = BUCKETS.index(row.bucket) + 1 if row.bucket else 0
     if row.truncated:
         code |= CODES["truncated"]
@@ -117,7 +122,7 @@ def _code(row: SpanRow) -> int:
     return code
 
 
-def _resolution(rows: Sequence[Sequence[_Slice]], length: int, budget: int) -> int:
+def _resolution(rows: Sequence[Sequence[Slice]], length: int, budget: int) -> int:
     """The shortest slice (us) that need not be merged; 0 where all of them fit the budget."""
     whole = sum(map(len, rows))
     if whole <= budget:
@@ -128,7 +133,7 @@ def _resolution(rows: Sequence[Sequence[_Slice]], length: int, budget: int) -> i
     return resolution
 
 
-def _count(slices: Sequence[_Slice], resolution: int) -> int:
+def _count(slices: Sequence[Slice], resolution: int) -> int:
     count = 0
     block = -resolution
     for start, length, *_ in slices:
@@ -141,11 +146,11 @@ def _count(slices: Sequence[_Slice], resolution: int) -> int:
     return count
 
 
-def _merged(slices: Sequence[_Slice], resolution: int) -> Iterator[_Slice]:
+def _merged(slices: Sequence[Slice], resolution: int) -> Iterator[Slice]:
     """Yields slices, short ones that begin close to each other as one: the name and bucket that take longest in it."""
-    block: list[_Slice] = []
+    block: list[Slice] = []
 
-    def close() -> Iterator[_Slice]:
+    def close() -> Iterator[Slice]:
         if len(block) == 1:
             yield block[0]
         elif block:
@@ -170,34 +175,49 @@ def _merged(slices: Sequence[_Slice], resolution: int) -> Iterator[_Slice]:
     yield from close()
 
 
-def _flat(slices: Iterator[_Slice]) -> list[int]:
-    flat: list[int] = []
+def flat(slices: Iterable[Slice]) -> list[int]:
+    """Returns the slices of one row as the page takes them."""
+    numbers: list[int] = []
     before = 0
     for start, length, name, code, count in slices:
-        flat += [start - before, length, name, code]
+        numbers += [start - before, length, name, code]
         if code & CODES["merged"]:
-            flat.append(count)
+            numbers.append(count)
         before = start + length
-    return flat
+    return numbers
 
 
-def _groups(
-    processes: Sequence[Process], by_process: dict[str, list[SpanRow]], start: int, end: int
+def groups(
+    processes: Sequence[Process], sums_of: Callable[[int], Sequence[Sequence[int]]], length: int
 ) -> list[dict[str, Any]]:
-    """The worker groups of each node: their lanes, and what part of their time each bucket had, stretch by stretch."""
+    """Returns the worker groups of each node: their lanes, and what part of their time each bucket had, by stretch.
+
+    Args:
+        processes: Of the lanes, in their order.
+        sums_of: Gives for the number of a lane the time (ns) of each bucket in each stretch.
+        length: Of the run (ns).
+    """
     members: dict[tuple[str, str], list[int]] = {}
     for number, process in enumerate(processes):
         members.setdefault((process.node, lane_of(process).group), []).append(number)
-    groups = []
+    listed = []
     for (node, name), numbers in sorted(members.items(), key=lambda item: (item[0][1] != ROLE_DRIVER, item[0])):
         numbers.sort(key=lambda number: (lane_of(processes[number]).rank or 0, processes[number].start_ns))
         sums = [[0] * BINS for _ in BUCKETS]
         for number in numbers:
-            _add(sums, lanes.timeline(by_process[processes[number].key]), start, end)
-        whole = max(1, end - start) / BINS * len(numbers)
+            for row, own in zip(sums, sums_of(number), strict=True):
+                for n, value in enumerate(own):
+                    row[n] += value
+        whole = max(1, length) / BINS * len(numbers)
         parts = [min(255, round(255 * sums[at][n] / whole)) for n in range(BINS) for at in range(len(BUCKETS))]
-        groups.append({"node": node, "group": name, "lanes": numbers, "parts": bytes(parts).hex()})
-    return groups
+        listed.append({"node": node, "group": name, "lanes": numbers, "parts": bytes(parts).hex()})
+    return listed
+
+
+def _sums(rows: Sequence[SpanRow], start: int, end: int) -> list[list[int]]:
+    sums = [[0] * BINS for _ in BUCKETS]
+    _add(sums, lanes.timeline(rows), start, end)
+    return sums
 
 
 def _add(sums: Sequence[list[int]], owned: Sequence[Owned], start: int, end: int) -> None:

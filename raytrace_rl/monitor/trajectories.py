@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raytrace_rl import semconv
@@ -22,6 +22,7 @@ from raytrace_rl.integrations._trajectories import (
 )
 from raytrace_rl.monitor.believed import believed_count, believed_s
 from raytrace_rl.monitor.tables import MAX_LISTED
+from raytrace_rl.monitor.tree import Tree
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Link
@@ -44,9 +45,14 @@ class Consumed(NamedTuple):
     other_node: bool
 
 
-def trajectories(run: Run) -> dict[str, Any]:
-    """Returns the ages (seconds) and weight versions of consumed trajectories: of the run, by step, and one by one."""
-    found = _consumed(run)
+def trajectories(run: Run, tree: Tree | None = None) -> dict[str, Any]:
+    """Returns the ages (seconds) and weight versions of consumed trajectories: of the run, by step, and one by one.
+
+    Args:
+        run: The run.
+        tree: Its spans as trees, where there are any already.
+    """
+    found = _consumed(tree or Tree(run))
     by_step: dict[tuple[int, int | None, str], list[Consumed]] = {}
     for each in found:
         by_step.setdefault(each.step, []).append(each)
@@ -78,21 +84,19 @@ def trajectories(run: Run) -> dict[str, Any]:
     }
 
 
-def _consumed(run: Run) -> list[Consumed]:
+def _consumed(tree: Tree) -> list[Consumed]:
     """What each step was trained on. Where several spans of a step link to the same trajectories they count once."""
-    rows = {(row.trace_id, row.span_id): row for row in run.spans}
     consumers = {
-        (row.trace_id, row.span_id): links
-        for row in run.spans
-        if row.links and (links := [link for link in row.links if _is_trajectory(link, rows)])
+        id(row): (row, links)
+        for row in tree.linking()
+        if (links := [link for link in row.links if _is_trajectory(link, tree.target(link))])
     }
     kept: dict[tuple[Any, ...], Consumed] = {}
-    for key, links in consumers.items():
-        row = rows[key]
-        if any(above in consumers for above in _ancestors(row, rows)):
+    for row, links in consumers.values():
+        if any(id(above) in consumers for above in tree.above(row)):
             continue  # the span around it has said so already
         for link in links:
-            each = _read(row, link, rows)
+            each = _read(row, link, tree.target(link))
             same = (each.step[:2], each.trace_id, each.span_id, each.made_ns, each.weight_version)
             known = kept.get(same)
             if known is None or known.number < each.number:
@@ -100,27 +104,13 @@ def _consumed(run: Run) -> list[Consumed]:
     return list(kept.values())
 
 
-def _is_trajectory(link: Link, rows: dict[tuple[str, str], SpanRow]) -> bool:
-    target = rows.get((link.trace_id.hex(), link.span_id.hex()))
+def _is_trajectory(link: Link, target: SpanRow | None) -> bool:
     return RL_TRAJECTORY_COUNT_ATTR in link.attributes or (target is not None and target.span_group == _ROLLOUT)
 
 
-def _ancestors(row: SpanRow, rows: dict[tuple[str, str], SpanRow]) -> Iterator[tuple[str, str]]:
-    seen: set[tuple[str, str]] = set()
-    above: SpanRow | None = row
-    while above is not None and above.parent_span_id is not None:
-        key = (above.trace_id, above.parent_span_id)
-        if key in seen:
-            return  # a damaged run may hold a circle
-        seen.add(key)
-        yield key
-        above = rows.get(key)
-
-
-def _read(row: SpanRow, link: Link, rows: dict[tuple[str, str], SpanRow]) -> Consumed:
+def _read(row: SpanRow, link: Link, target: SpanRow | None) -> Consumed:
     attributes = link.attributes
     trace_id, span_id = link.trace_id.hex(), link.span_id.hex()
-    target = rows.get((trace_id, span_id))
     age = believed_s(attributes.get(RL_TRAJECTORY_AGE_ATTR))
     if age is None and target is not None:
         age = believed_s((row.start_ns - target.until_ns) / 1e9)
@@ -130,7 +120,7 @@ def _read(row: SpanRow, link: Link, rows: dict[tuple[str, str], SpanRow]) -> Con
     node = attributes.get(RL_TRAJECTORY_NODE_ATTR)
     if isinstance(node, str):
         here = re.sub(r"[^\w.-]", "_", row.process.text(semconv.HOST_NAME) or "")
-        other_node = bool(here) and node != here
+        other_node = bool(here) and node not in (here, row.process.node)
     else:
         other_node = target is not None and target.process.node != row.process.node
     return Consumed(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raytrace_rl.monitor import lanes
 
@@ -27,6 +29,15 @@ class Lane(NamedTuple):
 def lane_of(process: Process) -> Lane:
     """Returns who a process is for tables: a restarted actor goes on as the same lane in another process."""
     return Lane(process.worker_group or process.actor_class or process.role or "process", process.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """How many spans there are, the longest of them (ns), and their median."""
+
+    count: int
+    longest: int
+    median: float
 
 
 class Tree:
@@ -64,6 +75,49 @@ class Tree:
     def target(self, link: Link) -> SpanRow | None:
         """Returns the span that a link leads to, None where it is not in the run."""
         return self._rows.get(link.trace_id.hex() + link.span_id.hex())
+
+    def linking(self) -> list[SpanRow]:
+        """Returns the spans that link to others, in the order of their start."""
+        return [row for row in self.run.spans if row.links]
+
+    def linking_below(self, step: SpanRow) -> Iterator[SpanRow]:
+        """Yields the step and the spans below it, those of them that link to others."""
+        return (row for row in (step, *self.below(step)) if row.links)
+
+    def unended(self) -> list[SpanRow]:
+        """Returns the spans that are open, or were when their process ended, in the order of their start."""
+        return [row for row in self.run.spans if row.end_ns is None or row.truncated]
+
+    def complete(self, names: set[str]) -> dict[str, Complete]:
+        """Returns, by name, what is known of the spans of some names that ended by themselves."""
+        found: dict[str, list[int]] = {}
+        for row in self.run.spans:
+            if row.name in names and row.end_ns is not None and not row.truncated:
+                found.setdefault(row.name, []).append(row.until_ns - row.start_ns)
+        return {name: Complete(len(times), max(times), median(times)) for name, times in found.items()}
+
+    def truncated(self, process: Process) -> int:
+        """Returns how many spans the end of a process has cut short."""
+        return sum(row.truncated for row in self.run.spans if row.process is process)
+
+    def own_children(self, step: SpanRow, chosen: Callable[[Any], bool] = lambda _: True) -> list[SpanRow]:
+        """Returns the children in its own process whose name and bucket are the chosen ones."""
+        return [row for row in self.children(step) if row.process is step.process and chosen(row)]
+
+    def children_by_end(
+        self, row: SpanRow, end_of: Callable[[SpanRow, SpanRow], int], slack: int
+    ) -> tuple[Sequence[int], Callable[[int], SpanRow]]:
+        """Returns the ends of its children that have a length, in order, and what gives the child of each.
+
+        Args:
+            row: The span.
+            end_of: Gives the end of a child.
+            slack: By how much (ns) that may be before the child's own.
+        """
+        del slack  # each is asked
+        found = [(end_of(child, row), child) for child in self.children(row) if child.until_ns > child.start_ns]
+        found.sort(key=lambda one: one[0])
+        return [end for end, _ in found], lambda n: found[n][1]
 
     def lane(self, process: Process) -> Lane:
         """Returns `lane_of` a process of the run, remembered."""

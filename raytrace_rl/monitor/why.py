@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raytrace_rl.monitor.bubbles import bubbles
@@ -32,6 +33,17 @@ class Steps:
         self.met = meetings(self.tree, self.by_rank)
         last = last_to_come(self.met)
         self.paths = [path(self.tree, step, last) for step in self.tree.steps]
+
+    def at_work(self) -> Iterator[dict[str, dict[int, float]]]:
+        """Yields for each step, by worker group and rank, how long (ms) it was at work, waiting left out."""
+        for by_name in self.by_rank:
+            spent: dict[str, dict[int, float]] = {}
+            for (group, name), by_rank in by_name.items():
+                if len(by_rank) > 1 and (group, name) not in self.met:
+                    for rank, rows in by_rank.items():
+                        own = spent.setdefault(group, {})
+                        own[rank] = own.get(rank, 0.0) + self.tree.self_ns(rows) / 1e6
+            yield spent
 
 
 def why(steps: Steps) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class RelayActor:
         """Returns its process id, the counts by signal, and what keeps each signal from being sent, if anything."""
         failures = {lane.signal.name: lane.failure for lane in self._relay.lanes}
         carrier = self._relay.carrier
-        carried = None if carrier is None else {"bytes": carrier.carried, "failure": carrier.failure}
+        carried = None if carrier is None else {**carrier.standing.counts(), **carrier.standing.now()}
         return {"pid": os.getpid(), "counts": self._relay.counts(), "failures": failures, "carried": carried}
 
 

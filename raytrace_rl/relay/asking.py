@@ -49,6 +49,7 @@ class Asker:
         run_id: The run.
         idle_s: Seconds after which a relay without work ends.
         bound_bytes: What the node's spools may take together.
+        home_bytes: What they may take at home, where that has been said; else home decides by the room it has.
         sends: Whether spans are sent at all (``exporter="otlp"``). Without that there is a relay only where the node
             does not share the driver's run directory, to bring its spools there, or where somebody is to listen.
         receives: The relay listens for OTLP on the node.
@@ -61,6 +62,7 @@ class Asker:
         *,
         idle_s: float,
         bound_bytes: int,
+        home_bytes: int | None = None,
         sends: bool,
         receives: bool = False,
     ) -> None:
@@ -69,6 +71,7 @@ class Asker:
         self._run_id = run_id
         self._idle_s = idle_s
         self._bound_bytes = bound_bytes
+        self._home_bytes = home_bytes
         self._receives = receives
         self._lock = NodeLock(node_dir)
         self._settings = _settings() if sends else None
@@ -116,6 +119,7 @@ class Asker:
             run()
         except ImportError as error:
             self._look_at = monotonic() + 60
+            self._note(f"{error}: pip install 'raytrace-rl[otlp]' where workers run")
             _state.warn_once(
                 "relay-grpc",
                 "Nothing is sent from here (%s): pip install 'raytrace-rl[otlp]' where workers run. Everything is "
@@ -125,7 +129,15 @@ class Asker:
         except Exception as error:
             if is_interrupt(error):
                 raise
+            self._note(repr(error))
             _state.warn_once("relay-ask", "The node's relay could not be asked for: %r", error)
+
+    def _note(self, failure: str) -> None:
+        """Leaves for a report why the node has no relay, if it has none."""
+        from raytrace_rl.relay import refusal
+
+        if not self._lock.is_held():
+            refusal.note(self._node_dir, failure)
 
     def _attach(self) -> None:
         if _cluster() is None:
@@ -175,7 +187,16 @@ class Asker:
     def _work(self, settings: Settings | None, home: Home | None, *, receives: bool) -> Work:
         from raytrace_rl.relay.work import Work
 
-        return Work(str(self._node_dir), self._run_id, settings, home, self._idle_s, self._bound_bytes, receives)
+        return Work(
+            str(self._node_dir),
+            self._run_id,
+            settings,
+            home,
+            self._idle_s,
+            self._bound_bytes,
+            self._home_bytes,
+            receives=receives,
+        )
 
     def _new_relay(self, *, receives: bool = False) -> Any:
         from raytrace_rl.relay.relay import relay_for

@@ -1,26 +1,31 @@
 """Brings the spools of a node home, to a run directory that the node does not share: whatever is new, again and again.
 
 Segments and journals are carried as far as their records are whole; the table of open spans whole when it has changed.
-A process that is proven dead gets one more segment at home, with the spans that it left open, since nobody can prove
-the death there.
+A process that is proven dead gets one more segment at home, with the spans that it left open (`closing`). The notes of
+the node's relay follow the spools.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from raytrace_rl import _state
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.relay import truncated
+from raytrace_rl.relay import closing, truncated
+from raytrace_rl.relay.cursors import DIRECTORY
 from raytrace_rl.relay.follow import Basket, Follower, Reading
-from raytrace_rl.relay.home import Home, Piece, piece
+from raytrace_rl.relay.followed import boot_id
+from raytrace_rl.relay.home import DROPPED, NOTE, Home, Piece, piece
 from raytrace_rl.relay.retry import Backoff
+from raytrace_rl.relay.standing import Standing
 from raytrace_rl.spool import format as fmt
 from raytrace_rl.spool import liveness
 from raytrace_rl.spool.listing import ProcessFiles, node_processes
@@ -29,6 +34,10 @@ from raytrace_rl.spool.reader import UnreadableFileError, open_regular, read_who
 #: Seconds between two rounds, and bytes that go in one call.
 INTERVAL_S: Final = 1.0
 _MOST_BYTES: Final = 4 << 20
+#: Seconds after which home is told once more who lives: it takes a silent node for lost, and may have forgotten.
+_LIVING_S: Final = 20.0
+#: Notes longer than this are not carried.
+_MOST_NOTE: Final = 4 << 20
 _OVER: Final = ("dead", "closed")
 #: What of a header is rewritten in place while the file lives.
 _MUTABLE: Final = slice(fmt.HEARTBEAT_OFFSET, fmt.SEALED_OFFSET + 4)
@@ -40,19 +49,22 @@ class Carrier:
     Args:
         node_dir: ``RUN_DIR/spool/<node>`` on the node.
         home: Where they go.
+        home_bytes: What they may take there; None where home decides by the room it has.
 
     Attributes:
-        carried: Bytes so far.
-        failure: What keeps it from carrying just now, for a person; empty if nothing does.
+        standing: How it stands.
         clear_at: When the last round began that found nothing more to carry (`time.monotonic`).
         failed_at: When the last round began that failed.
+        noting: Called before the relay's notes are carried, to bring them up to date.
     """
 
-    def __init__(self, node_dir: str | os.PathLike[str], home: Home) -> None:
+    def __init__(self, node_dir: str | os.PathLike[str], home: Home, home_bytes: int | None = None) -> None:
         self._node_dir = Path(node_dir)
         self._node = self._node_dir.name
         self._home = home
         self._followers: dict[str, Follower] = {}
+        self._home_bytes = home_bytes
+        #: Of files that go whole: the sum of what home has.
         self._tables: dict[str, int] = {}
         self._mutable: dict[str, bytes] = {}
         self._done: set[str] = set()
@@ -63,13 +75,16 @@ class Carrier:
         self._finished: set[str] = set()
         self._sizes: dict[str, int] | None = None
         self._living: list[str] | None = None
+        self._living_at = -math.inf
+        #: As `_sizes`, of what home has got for sure.
+        self._there: dict[str, int] = {}
         self._backoff = Backoff()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self.carried = 0
-        self.failure = ""
+        self.standing = Standing()
         self.clear_at = -math.inf
         self.failed_at = -math.inf
+        self.noting: Callable[[], None] | None = None
 
     # -- in a thread of its own -----------------------------------------------------------------------------------
 
@@ -102,12 +117,11 @@ class Carrier:
             if is_interrupt(error):
                 raise
             self.failed_at = begun
-            self.failure = f"{type(error).__name__}: {error}"
+            self.standing.failed(error, self._behind())
             self._sizes = None  # whatever came of it is found out anew
             self._pending, self._pending_bytes = [], 0
             _state.warn_once("relay-carry", "The spools of %s cannot be brought home: %r", self._node, error)
             return False
-        self.failure = ""
         self._backoff.reset()
         if not self._stop.is_set():
             self.clear_at = begun
@@ -117,14 +131,10 @@ class Carrier:
         """Whether all of a segment is at home."""
         return f"{stem}.{number}.rts" in self._settled
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether something is not at home yet, as of the last round."""
-        return self.clear_at < self.failed_at
-
     def _round(self) -> None:
         if self._sizes is None:
-            self._sizes = self._home.sizes(self._node)
+            self._sizes = self._home.sizes(self._node, self._home_bytes)
+            self._there = dict(self._sizes)
             self._followers.clear()
             self._tables.clear()
             self._mutable.clear()
@@ -133,9 +143,8 @@ class Carrier:
             self._living = None
         states = {files.stem: self._state(files) for files in node_processes(self._node_dir)}
         processes = node_processes(self._node_dir)  # after the states: of a dead process nothing can be missing
-        living = [files.stem for files in processes if states.get(files.stem, "alive") not in _OVER]
-        if living and living != self._living:
-            self._home.living(self._node, living)  # before its files, or it would look closed
+        # Before their files, or they would look closed; also those that are over and not at home yet.
+        self._say_living([files.stem for files in processes if files.stem not in self._finished])
         for files in processes:
             if files.stem in self._finished or self._stop.is_set():
                 continue
@@ -145,14 +154,51 @@ class Carrier:
                 self._finish(files)
         self._flush()
         self._settled = frozenset(self._done)
-        if living != self._living:
-            self._home.living(self._node, living)
-            self._living = living
+        self._say_living([files.stem for files in processes if files.stem not in self._finished])
+        if not self._stop.is_set():
+            self.standing.succeeded()
+            self._carry_notes()
+
+    def _say_living(self, stems: list[str]) -> None:
+        now = monotonic()
+        if stems != (self._living or []) or (stems and now - self._living_at > _LIVING_S):
+            self._home.living(self._node, stems)
+            self._living, self._living_at = stems, now
+
+    def _carry_notes(self) -> None:
+        """Carries the notes of the relay, which go whole: not among the bytes carried, which stand in one of them."""
+        if self.noting is not None:
+            self.noting()
+        pieces = []
+        for path in sorted((self._node_dir / DIRECTORY).glob("*.json")):
+            name = f"{DIRECTORY}/{path.name}"
+            try:
+                data = read_whole(str(path), _MOST_NOTE + 1) if NOTE.fullmatch(name) else b""
+            except UnreadableFileError:
+                continue
+            if 0 < len(data) <= _MOST_NOTE and self._tables.get(name) != (seen := zlib.crc32(data)):
+                pieces.append(piece(name, 0, data, whole=True))
+                self._tables[name] = seen
+        if pieces:
+            self._home.write(self._node, pieces)
+
+    def _behind(self) -> int:
+        """Returns how many bytes, at most, home has not got: of a segment that is being written, all it may take."""
+        behind = 0
+        with contextlib.suppress(OSError):
+            for files in node_processes(self._node_dir):
+                for path in files.segments.values() if files.stem not in self._finished else ():
+                    name = Path(path).name
+                    there = self._there.get(name, 0)
+                    if there != DROPPED:
+                        with contextlib.suppress(OSError):
+                            behind += max(0, Path(path).stat().st_size - there)
+        return behind
 
     def _state(self, files: ProcessFiles) -> liveness.State:
         if files.stem in self._finished:
             return "closed"
-        return liveness.state(files.live, _boot_id(files))
+        return liveness.state(files.live, boot_id(files))
 
     def _process(self, files: ProcessFiles, over: bool) -> None:
         gone = [name for name in self._sizes or () if name.startswith(f"{files.stem}.open")]
@@ -183,6 +229,9 @@ class Carrier:
         if name in self._done:
             return
         sizes = self._sizes if self._sizes is not None else {}
+        if sizes.get(name) == DROPPED:
+            self._done.add(name)
+            return
         follower = self._followers.get(name)
         if follower is None:
             follower = self._followers[name] = Follower(path, sizes.get(name, 0))
@@ -210,7 +259,7 @@ class Carrier:
         closed = truncated.closed_for(files)
         if closed:
             number = max(files.segments, default=-1) + 1
-            self._send(piece(f"{files.stem}.{number}.rts", 0, _segment(files, number, closed), whole=True))
+            self._send(piece(f"{files.stem}.{number}.rts", 0, closing.segment(files, number, closed), whole=True))
         self._remove([name for name in self._sizes or () if name.startswith(f"{files.stem}.open")])
         self._finished.add(files.stem)
 
@@ -226,7 +275,8 @@ class Carrier:
         pieces, self._pending = self._pending, []
         if pieces:
             self._home.write(self._node, pieces)
-            self.carried += self._pending_bytes
+            self._there = dict(self._sizes or {})
+            self.standing.carried += self._pending_bytes
         self._pending_bytes = 0
 
     def _remove(self, names: list[str]) -> None:
@@ -236,16 +286,6 @@ class Carrier:
             for name in names:
                 if self._sizes is not None:
                     self._sizes.pop(name, None)
-
-
-def _boot_id(files: ProcessFiles) -> bytes:
-    for path in [*files.segments.values(), *files.journals.values(), files.slots]:
-        if path is not None:
-            try:
-                return fmt.parse_header(read_whole(path, fmt.MAX_HEADER_SIZE)).boot_id
-            except (UnreadableFileError, ValueError):
-                continue
-    return bytes(16)
 
 
 def _bytes(path: str, start: int, stop: int) -> tuple[bytes, bytes]:
@@ -259,25 +299,3 @@ def _bytes(path: str, start: int, stop: int) -> tuple[bytes, bytes]:
         return b"".join(parts), os.pread(fd, _MUTABLE.stop - _MUTABLE.start, _MUTABLE.start)
     finally:
         os.close(fd)
-
-
-def _segment(files: ProcessFiles, number: int, spans: list[bytes]) -> bytes:
-    """Returns a sealed segment of a process with these spans."""
-    follower = Follower(files.segments[max(files.segments)]) if files.segments else None
-    resource = (follower.resource() if follower is not None else None) or b""
-    known = follower.header if follower is not None else None
-    header = fmt.Header(
-        size=0,
-        heartbeat_ns=known.heartbeat_ns if known is not None else files.start_ns,
-        span_count=len(spans),
-        dropped_spans=known.dropped_spans if known is not None else 0,
-        sealed=True,
-        pid=files.pid,
-        number=number,
-        start_ns=files.start_ns,
-        wall_anchor_ns=known.wall_anchor_ns if known is not None else files.start_ns,
-        monotonic_anchor_ns=known.monotonic_anchor_ns if known is not None else 0,
-        boot_id=known.boot_id if known is not None else bytes(16),
-        resource=resource,
-    )
-    return fmt.pack_header(header) + b"".join(fmt.pack_record(fmt.Kind.SPAN, span) for span in spans)

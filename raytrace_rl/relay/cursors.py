@@ -1,25 +1,29 @@
 """How far one destination has acknowledged each segment of a node, on disk: where a relay that is killed goes on.
 
 One small file a signal and destination, written anew after each acknowledgement and put in place by ``rename``: a kill
-at any moment leaves the old one or the new one, and so costs at most one batch that is sent twice.
+at any moment leaves the old one or the new one, and so costs at most one batch that is sent twice. The counts of what
+became of it (`tally`) are in the same file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from raytrace_rl import _state
 from raytrace_rl._interrupts import is_interrupt
+from raytrace_rl.relay import notes
+from raytrace_rl.relay.tally import Tally
 
 VERSION: Final = 1
 #: Name of the directory of cursors within ``RUN_DIR/spool/<node>``.
 DIRECTORY: Final = "relay"
+_NAME: Final = re.compile(r"(traces|metrics|logs)-[0-9a-f]{8}\.json")
 
 
 @dataclass(slots=True)
@@ -46,6 +50,10 @@ class Cursors:
         node_dir: ``RUN_DIR/spool/<node>``.
         signal: ``traces``, ``metrics`` or ``logs``.
         destination: Where it is sent, without credentials; another destination has cursors of its own.
+
+    Attributes:
+        path: The file.
+        tally: What became of what the cursors have passed.
     """
 
     def __init__(self, node_dir: str | os.PathLike[str], signal: str, destination: str) -> None:
@@ -55,6 +63,7 @@ class Cursors:
         self._places: dict[str, _Place] = {}
         self._finished: dict[str, None] = {}
         self._changed = False
+        self.tally = Tally()
         self.load()
 
     # -- what is acknowledged -------------------------------------------------------------------------------------
@@ -124,23 +133,19 @@ class Cursors:
         """Nothing is acknowledged any more."""
         self._places, self._finished = {}, {}
         self._changed = True
+        self.tally.start_anew()
 
     # -- the file -------------------------------------------------------------------------------------------------
 
     def save(self) -> bool:
-        """Writes the file, if anything has moved. False, with one warning, if it cannot be written."""
-        if not self._changed:
+        """Writes the file, if anything has changed. False, with one warning, if it cannot be written."""
+        if not self._changed and not self.tally.changed:
             return True
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
         try:
-            self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            temporary.write_text(json.dumps(self._as_json(), separators=(",", ":")), encoding="utf-8")
-            temporary.replace(self.path)
+            notes.replace(self.path, self._as_json())
         except OSError as error:
             if is_interrupt(error):
                 raise
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             _state.warn_once(
                 "relay-cursors",
                 "The relay cannot note in %s what was acknowledged (%s): a relay that is started anew will send it "
@@ -149,7 +154,7 @@ class Cursors:
                 error,
             )
             return False
-        self._changed = False
+        self._changed = self.tally.changed = False
         return True
 
     def _as_json(self) -> dict[str, Any]:
@@ -167,6 +172,7 @@ class Cursors:
             "destination": self._destination,
             "processes": places,
             "finished": list(self._finished),
+            "tally": self.tally.as_json(),
         }
 
     def load(self) -> None:
@@ -179,7 +185,7 @@ class Cursors:
             finished = {str(stem): None for stem in found["finished"]}
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             if is_interrupt(error):
                 raise
             _state.warn_once(
@@ -187,6 +193,8 @@ class Cursors:
             )
             return
         self._places, self._finished = places, finished
+        tally = found.get("tally")
+        self.tally.load(tally if isinstance(tally, dict) else {})
 
 
 def _place(found: dict[str, Any]) -> _Place:
@@ -196,3 +204,36 @@ def _place(found: dict[str, Any]) -> _Place:
         done={int(number) for number in found["done"]},
         truncated=int(found["truncated"]),
     )
+
+
+class Noted(NamedTuple):
+    """What the relays of a node have noted of one signal and destination.
+
+    Attributes:
+        signal: ``traces``, ``metrics`` or ``logs``.
+        destination: Where it is sent.
+        tally: What became of it, as `Tally.as_json` has it.
+        current: It is where the signal was sent last.
+    """
+
+    signal: str
+    destination: str
+    tally: dict[str, Any]
+    current: bool
+
+
+def noted(node_dir: str | os.PathLike[str]) -> list[Noted]:
+    """Returns what the relays of a node have noted, by signal; empty where there was none. Changes nothing."""
+    found: list[Noted] = []
+    try:
+        names = sorted(path.name for path in (Path(node_dir) / DIRECTORY).iterdir() if _NAME.fullmatch(path.name))
+    except OSError:
+        return []
+    for name in names:
+        read = notes.read(Path(node_dir) / DIRECTORY / name, VERSION)
+        if read:
+            tally = Tally()
+            tally.load(read["tally"] if isinstance(read.get("tally"), dict) else {})
+            found.append(Noted(name.partition("-")[0], str(read.get("destination")), tally.as_json(), current=False))
+    latest = {one.signal: one for one in sorted(found, key=lambda one: int(one.tally["begun_ns"]))}
+    return [one._replace(current=one is latest[one.signal]) for one in found]

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from raytrace_rl.spool import format as fmt
-from raytrace_rl.spool.reader import Cursor, UnreadableFileError, open_regular
+from raytrace_rl.spool.reader import Cursor, UnreadableFileError, goes_on, open_regular
 
 #: The first look at what has come is small: a segment has megabytes of zeros allocated ahead, and is looked at often.
 _FIRST_PIECE: Final = 64 << 10
@@ -171,13 +171,14 @@ class Follower:
             head = data[pos : pos + fmt.RECORD_HEADER.size]
             if not settled and self._started and not head.strip(b"\0"):
                 return Reading.WAITING  # the zeros that were allocated ahead
-            if len(data) == piece and (pos or piece < _PIECE):
+            if len(data) == piece and goes_on(data, pos):
                 piece = _PIECE  # there is more, or a long record
                 continue
             if not head and self._started:
                 return Reading.DONE  # settled, and at its end
             if not self._find_next(settled):
                 return Reading.DONE if settled else Reading.WAITING
+            piece = _FIRST_PIECE
 
     def _find_next(self, settled: bool) -> bool:
         """Lets the tolerant reader find the next record, and moves there. False if there is none, or none yet."""

@@ -28,18 +28,22 @@ class FollowedProcess:
 
     def boot_id(self) -> bytes:
         """The boot id in the first header that can be read, zeros as long as there is none."""
-        files = self.files
-        for path in [*files.segments.values(), *files.journals.values(), files.slots] if not self._boot_id else []:
-            if path is None:
-                continue
-            try:
-                self._boot_id = parse_header(read_whole(path, MAX_HEADER_SIZE)).boot_id
-                break
-            except (UnreadableFileError, ValueError):
-                continue
-        return self._boot_id or bytes(16)
+        if not any(self._boot_id):
+            self._boot_id = boot_id(self.files)
+        return self._boot_id
 
     def close(self) -> None:
         """Closes what is open."""
         for follower in self.followers.values():
             follower.close()
+
+
+def boot_id(files: ProcessFiles) -> bytes:
+    """Returns the boot id in the first header of a process that can be read, zeros where there is none."""
+    for path in [*files.segments.values(), *files.journals.values(), files.slots]:
+        if path is not None:
+            try:
+                return parse_header(read_whole(path, MAX_HEADER_SIZE)).boot_id
+            except (UnreadableFileError, ValueError):
+                continue
+    return bytes(16)

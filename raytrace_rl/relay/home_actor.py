@@ -11,7 +11,7 @@ from raytrace_rl.relay.published import NAMESPACE
 
 #: Seconds within which a call is answered; then it counts as failed, and is made again.
 _ANSWER_S: Final = 60.0
-#: A node from which nothing came for so long (seconds) is taken for lost, and its processes for dead.
+#: A node from which nothing came for so long (seconds) is taken for lost: whether its processes live is not known.
 _LOST_S: Final = 60.0
 
 
@@ -34,10 +34,10 @@ class HomeActor:
         self._begun = monotonic()
         threading.Thread(target=self._tend, name="raytrace_rl-home", daemon=True).start()
 
-    def sizes(self, node: str) -> dict[str, int]:
+    def sizes(self, node: str, bound_bytes: int | None) -> dict[str, int]:
         """See `home.Home`."""
         self._heard[node] = monotonic()
-        return self._files.sizes(node)
+        return self._files.sizes(node, bound_bytes)
 
     def write(self, node: str, pieces: list[Piece]) -> None:
         """See `home.Home`."""
@@ -85,9 +85,9 @@ class RemoteHome:
         self._idle_s = idle_s
         self._actor: Any = None
 
-    def sizes(self, node: str) -> dict[str, int]:
+    def sizes(self, node: str, bound_bytes: int | None) -> dict[str, int]:
         """See `home.Home`."""
-        found: dict[str, int] = self._call("sizes", node)
+        found: dict[str, int] = self._call("sizes", node, bound_bytes)
         return found
 
     def write(self, node: str, pieces: list[Piece]) -> None:
@@ -109,6 +109,9 @@ class RemoteHome:
             if self._actor is None:
                 self._actor = self._ask()
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
+        except ray.exceptions.RayTaskError as error:
+            self._actor = None
+            raise error.cause from None  # what home said, without Ray's page about where it said it
         except BaseException:
             self._actor = None  # it may have left: the next call makes it anew
             raise

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from raytrace_rl import _decode, _encode, semconv
-from raytrace_rl.relay import redaction
+from raytrace_rl import _clock, _decode, _encode, semconv
+from raytrace_rl.relay import redaction, valid
 from raytrace_rl.relay.raw import fields
 from raytrace_rl.relay.requests import Signal
-from raytrace_rl.spool.format import MAX_PAYLOAD
+from raytrace_rl.spool.format import MAX_PAYLOAD, Header
 from raytrace_rl.spool.liveness import Liveness
 from raytrace_rl.spool.place import settle
 from raytrace_rl.spool.writer import SpoolWriter
@@ -21,6 +23,8 @@ from raytrace_rl.spool.writer import SpoolWriter
 #: Senders that are told apart at a time; the one that has been silent for longest makes room.
 _MOST_SENDERS: Final = 64
 _ITEM: Final = 0x12
+#: It stands in the header of each of the sender's segments, and in every request that its items go out in.
+_LONGEST_RESOURCE: Final = 64 << 10
 
 
 class Taken(NamedTuple):
@@ -33,6 +37,41 @@ class Taken(NamedTuple):
 
     rejected: int
     stored: bool
+
+
+class Received:
+    """What a receiver has taken and refused; several threads add to it.
+
+    Requests: ``requests`` taken; ``invalid``, no such request or type; ``too_large``, over HTTP (gRPC itself refuses
+    them, unseen); ``unauthorised``; ``no_room``, which their sender sends again. Items: ``rejected``, over 1 MiB each.
+    """
+
+    _NAMES: Final = ("requests", "rejected", "invalid", "too_large", "unauthorised", "no_room")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(self._NAMES, 0)
+
+    def add(self, name: str, n: int = 1) -> None:
+        """Adds ``n`` to a count."""
+        with self._lock:
+            self._counts[name] += n
+
+    def as_dict(self) -> dict[str, int]:
+        """Returns the counts by name."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class _Writer(SpoolWriter):
+    """A spool that does not say what its process has dropped: the relay does, once for all senders."""
+
+    def header(self, number: int) -> Header:
+        return replace(super().header(number), dropped_spans=0)
+
+    def beat(self) -> None:
+        with contextlib.suppress(ValueError, IndexError):  # rolled or closed just now
+            self.segment.beat(_clock.now_ns(), 0)
 
 
 class _Sender:
@@ -62,6 +101,10 @@ class Intake:
         run_id: The run.
         bound_bytes: What the node's spools may take together.
         capture_content: String attributes pass that by their key hold content.
+
+    Attributes:
+        counts: What was taken and refused.
+        stems: Names in the spool that only stand for senders: the relay in which they live does not live on for them.
     """
 
     def __init__(
@@ -73,7 +116,7 @@ class Intake:
         self._capture_content = capture_content
         self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
         self._lock = threading.Lock()
-        #: Names in the spool that only stand for senders: the relay in which they live does not live on for them.
+        self.counts = Received()
         self.stems: set[str] = set()
 
     def take(self, signal: Signal, request: bytes) -> Taken:
@@ -86,9 +129,10 @@ class Intake:
         records: list[tuple[bytes, bytes]] = []
         rejected = 0
         for resource, scope in _scopes(request):
-            _decode.resource(resource)
-            if signal.name == "traces":
-                _decode.scope_spans(scope)
+            if len(resource) > _LONGEST_RESOURCE:
+                raise ValueError(f"a resource of more than {_LONGEST_RESOURCE} bytes")
+            valid.check(resource, valid.RESOURCE)
+            valid.check(scope, valid.SCOPES[signal.name])
             if not self._capture_content and signal.name != "metrics":
                 scope = redaction.spans(scope) if signal.name == "traces" else redaction.logs(scope)  # noqa: PLW2901
             payloads, lost = _fitting(scope)
@@ -98,6 +142,8 @@ class Intake:
         with self._lock:
             for resource, payload in records:
                 stored = self._sender(resource).writer.append(signal.scoped, payload) and stored
+        self.counts.add("requests" if stored else "no_room")
+        self.counts.add("rejected", rejected)
         return Taken(rejected, stored)
 
     def tend(self) -> None:
@@ -124,7 +170,7 @@ class Intake:
         known = _decode.resource(resource)
         missing = {semconv.RL_RUN_ID: self._run_id, semconv.RL_ROLE: semconv.ROLE_WORKER}
         whole = resource + _encode.resource({key: value for key, value in missing.items() if key not in known})
-        writer = SpoolWriter(settle(self._run_dir), whole, bound_bytes=self._bound_bytes)
+        writer = _Writer(settle(self._run_dir), whole, bound_bytes=self._bound_bytes)
         self.stems.add(writer.stem)
         sender = self._senders[resource] = _Sender(writer)
         return sender
@@ -136,15 +182,16 @@ def _scopes(request: bytes) -> Iterator[tuple[bytes, bytes]]:
         if tag != 0x0A:
             continue
         group = request[at:stop]
-        resource = b""
+        resource: list[bytes] = []
         scopes = []
         for inner, _, start, end in fields(group):
             if inner == 0x0A:
-                resource = group[start:end]
+                resource.append(group[start:end])
             elif inner == 0x12:
                 scopes.append(group[start:end])
+        whole = b"".join(resource)
         for scope in scopes:
-            yield resource, scope
+            yield whole, scope
 
 
 def _fitting(scope: bytes) -> tuple[list[bytes], int]:

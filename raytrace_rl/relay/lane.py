@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from dataclasses import dataclass, fields
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -32,35 +31,6 @@ INTERVAL_S: Final = 0.5
 _SAVE_S: Final = 5.0
 
 
-@dataclass
-class Counts:
-    """What a lane has done, in records; a record is a span, or a message of metrics or logs.
-
-    Attributes:
-        sent: Acknowledged by the receiver.
-        bytes: Of the requests that were acknowledged.
-        requests: Acknowledged requests.
-        retries: Requests that were sent again.
-        rejected: Items refused by the receiver within requests that it accepted.
-        dropped: Refused for good, with the whole request; they stay in the spool.
-        sampled_out: Spans of traces that ``OTEL_TRACES_SAMPLER`` leaves out.
-        damaged: Damages in the spools that were passed over.
-    """
-
-    sent: int = 0
-    bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    rejected: int = 0
-    dropped: int = 0
-    sampled_out: int = 0
-    damaged: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Returns the counts by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
 class Lane:
     """Sends one signal of one node.
 
@@ -72,8 +42,7 @@ class Lane:
         sampler: Whether the trace of a span is sent; None for all.
 
     Attributes:
-        counts: What was done so far.
-        failure: What keeps it from sending just now, for a person; empty if nothing does.
+        counts: What it has done so far; what relays before it did is in ``cursors.tally``.
     """
 
     def __init__(
@@ -85,10 +54,9 @@ class Lane:
         sampler: Sampler | None = None,
     ) -> None:
         self.signal = signal
-        self.counts = Counts()
-        self.failure = ""
         self.endpoint = endpoint
         self.cursors = Cursors(node_dir, signal.name, endpoint.url)
+        self.counts = self.cursors.tally.counts
         self.tail = Tail(node_dir, signal.kinds, self.cursors)
         self._sender = sender
         self._sampler = sampler if signal.name == "traces" else None
@@ -104,10 +72,16 @@ class Lane:
         #: When the last attempt began that failed.
         self.failed_at = -math.inf
 
+    @property
+    def failure(self) -> str:
+        """What keeps it from sending just now, for a person; empty if nothing does."""
+        return self.cursors.tally.failure
+
     # -- in a thread of its own -----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Sends what comes until `stop`. What goes wrong is tried again."""
+        self._begin()
         while not self._stop.is_set():
             try:
                 if not self.step():
@@ -121,6 +95,10 @@ class Lane:
                 self._pause(1.0)
         self.tail.close()
         self.cursors.save()
+
+    def _begin(self) -> None:
+        self.cursors.tally.begin()
+        self.cursors.save()  # before anything is sent: who looks into the directory sees that something is to be
 
     def hurry(self) -> None:
         """Has it look, or try again, at once."""
@@ -145,6 +123,7 @@ class Lane:
             Whether everything is acknowledged.
         """
         self._deadline, self._gives_up = deadline, gives_up
+        self._begin()
         try:
             while monotonic() < deadline and not self._stop.is_set():
                 clear_at = self.clear_at
@@ -195,7 +174,9 @@ class Lane:
             if self._stop.is_set():
                 return False
             smaller = records > 1 and self._max_bytes > _LEAST_BYTES
+            self.counts.too_large += answer.too_large
             if answer.too_large and smaller:
+                self.cursors.tally.erred(answer.message)
                 self._most_bytes = self._max_bytes = max(_LEAST_BYTES, min(self._max_bytes, len(data)) // 2)
                 return False
             if not answer.retry:
@@ -203,8 +184,10 @@ class Lane:
                 return True
             again = bool(self.failure)
             self.failed_at = begun
-            self.failure = answer.message
             self.counts.retries += 1
+            self.counts.timed_out += answer.timed_out
+            self.cursors.tally.erred(answer.message, lasts=True)
+            self.cursors.save()
             if self._gives_up:
                 return False
             self._pause(self._backoff.wait_s(answer.delay_s))
@@ -215,13 +198,14 @@ class Lane:
 
     def _accepted(self, answer: Answer, size: int, records: int) -> None:
         self._backoff.reset()
-        self.failure = ""
+        self.cursors.tally.accepted()
         self.counts.sent += records
         self.counts.requests += 1
         self.counts.bytes += size
         self.counts.rejected += answer.rejected
         self._max_bytes = min(self._most_bytes, self._max_bytes * 5 // 4)
         if answer.rejected or answer.message:
+            self.cursors.tally.erred(answer.message or f"{answer.rejected} rejected")
             _state.warn_once(
                 f"relay-partial-{self.signal.name}",
                 "%s accepted a request and refused %d of its %s: %s",
@@ -233,6 +217,7 @@ class Lane:
 
     def _refused(self, answer: Answer, records: int) -> None:
         self._backoff.reset()
+        self.cursors.tally.erred(answer.message)
         self.counts.dropped += records
         _state.warn_once(
             f"relay-refused-{self.signal.name}-{answer.message[:40]}",

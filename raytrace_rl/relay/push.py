@@ -22,8 +22,9 @@ class Pushed:
 
     Attributes:
         node: Name of the node's directory.
-        sent, dropped, rejected: Counts by signal, of this push alone; see `lane.Counts`.
-        complete: Everything that can be read is acknowledged.
+        sent: Records by signal, of this push alone.
+        dropped, rejected: What the receiver has refused, by signal, so far; see `tally.Counts`.
+        complete: Everything that can be read is acknowledged, and nothing of it was refused.
         busy: A relay is at it: nothing was done.
         writers: Processes of this host still write there.
         failures: What kept a signal from being sent, by signal.
@@ -73,8 +74,9 @@ def push(node_dir: Path, settings: Settings, *, deadline: float, again: bool = F
         for lane in relay.lanes:
             name = lane.signal.name
             found.sent[name] = lane.counts.sent
-            found.dropped[name] = lane.counts.dropped
-            found.rejected[name] = lane.counts.rejected
+            total = lane.cursors.tally.total()
+            found.dropped[name], found.rejected[name] = total["dropped"], total["rejected"]
+            found.complete = found.complete and not total["dropped"] and not total["rejected"]
             if lane.failure:
                 found.failures[name] = lane.failure
     finally:

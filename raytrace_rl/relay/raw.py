@@ -18,6 +18,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     while pos < end:
         start = pos
         tag, pos = varint(data, pos)
+        if tag >> 32 or pos - start > 5:
+            raise ValueError("field number out of range")
         wire = tag & 7
         if wire == 0:
             value = pos

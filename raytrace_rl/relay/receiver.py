@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,11 +25,16 @@ from raytrace_rl.relay import address
 from raytrace_rl.relay.requests import SIGNALS, Signal
 
 if TYPE_CHECKING:
-    from raytrace_rl.relay.intake import Intake
+    from raytrace_rl.relay.intake import Intake, Taken
 
 MAX_REQUEST: Final = 16 << 20
 _THREADS: Final = 4
 _TYPE: Final = "application/x-protobuf"
+
+
+class _HttpServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # senders may all come at once; five is the default
 
 
 class Receiver:
@@ -37,10 +43,15 @@ class Receiver:
     Args:
         run_id: The run.
         intake: Where requests go.
+
+    Attributes:
+        on_loss: Called when something was refused that its sender will not send again, before the sender hears of it:
+            a kill then loses no count.
     """
 
     def __init__(self, run_id: str, intake: Intake) -> None:
         self.intake = intake
+        self.on_loss: Callable[[], None] = _nothing
         self._run_id = run_id
         self._grpc: Any = None
         self._http: http.server.ThreadingHTTPServer | None = None
@@ -69,13 +80,34 @@ class Receiver:
             address.http_path(self._run_id).unlink(missing_ok=True)
         self.intake.close()
 
+    def take(self, signal: Signal, request: bytes) -> Taken:
+        """Stores one request, and counts what came of it; see `Intake.take`."""
+        try:
+            taken = self.intake.take(signal, request)
+        except ValueError:
+            self.refuse("invalid")
+            raise
+        except OSError:
+            self.refuse("no_room")
+            raise
+        if taken.rejected:
+            self.on_loss()
+        return taken
+
+    def refuse(self, why: str) -> None:
+        """Counts a request that is refused; see `intake.Received`."""
+        self.intake.counts.add(why)
+        if why != "unauthorised":
+            self.on_loss()
+
     def _start_grpc(self) -> None:
         import grpc
 
         path = address.socket_path(self._run_id)
         path.unlink(missing_ok=True)  # left by a relay that was killed; who holds the node's lock listens
-        options = [("grpc.max_receive_message_length", MAX_REQUEST)]
-        server = grpc.server(ThreadPoolExecutor(_THREADS), handlers=[_handlers(grpc, self.intake)], options=options)
+        # Of a connection no more requests are in memory than are worked at.
+        options = [("grpc.max_receive_message_length", MAX_REQUEST), ("grpc.max_concurrent_streams", _THREADS)]
+        server = grpc.server(ThreadPoolExecutor(_THREADS), handlers=[_handlers(grpc, self)], options=options)
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
@@ -85,8 +117,7 @@ class Receiver:
 
     def _start_http(self) -> None:
         token = secrets.token_urlsafe(24)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _http_handler(self.intake, token))
-        server.daemon_threads = True
+        server = _HttpServer(("127.0.0.1", 0), _http_handler(self, token))
         serve = partial(server.serve_forever, 0.05)
         threading.Thread(target=serve, name="raytrace_rl-receiver-http", daemon=True).start()
         self._http = server
@@ -105,12 +136,12 @@ def _response(rejected: int) -> bytes:
     return delimited(b"\x0a", b"\x08" + varint(rejected) + delimited(b"\x12", b"over 1 MiB each"))
 
 
-def _handlers(grpc: Any, intake: Intake) -> Any:
+def _handlers(grpc: Any, receiver: Receiver) -> Any:
     by_method = {signal.method: signal for signal in SIGNALS.values()}
 
     def export(signal: Signal, request: bytes, context: Any) -> bytes:
         try:
-            taken = intake.take(signal, request)
+            taken = receiver.take(signal, request)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except OSError as error:
@@ -129,8 +160,9 @@ def _handlers(grpc: Any, intake: Intake) -> Any:
     return Handlers()
 
 
-def _http_handler(intake: Intake, token: str) -> type[http.server.BaseHTTPRequestHandler]:
+def _http_handler(receiver: Receiver, token: str) -> type[http.server.BaseHTTPRequestHandler]:
     by_path = {signal.path: signal for signal in SIGNALS.values()}
+    slots = threading.BoundedSemaphore(_THREADS)  # so many bodies are in memory at a time; others wait in the kernel
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -148,22 +180,31 @@ def _http_handler(intake: Intake, token: str) -> type[http.server.BaseHTTPReques
         def _take(self) -> tuple[int, bytes]:
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), token.encode()):
+                receiver.refuse("unauthorised")
                 return 401, b""
             signal = by_path.get(self.path)
             if signal is None:
+                receiver.refuse("invalid")
                 return 404, b""
             if self.headers.get_content_type() != _TYPE:
+                receiver.refuse("invalid")
                 return 415, b""
             length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > MAX_REQUEST:
+            if not length.isdecimal() or len(length) > len(str(MAX_REQUEST)) or int(length) > MAX_REQUEST:
+                receiver.refuse("too_large")
                 return 413, b""
-            data: bytes | None = self.rfile.read(int(length))
+            with slots:
+                return self._store(signal, int(length))
+
+        def _store(self, signal: Signal, length: int) -> tuple[int, bytes]:
+            data: bytes | None = self.rfile.read(length)
             if self.headers.get("Content-Encoding", "identity") == "gzip":
                 data = _gunzip(data or b"")
+            if data is None:
+                receiver.refuse("too_large")
+                return 413, b""
             try:
-                if data is None:
-                    return 413, b""
-                taken = intake.take(signal, data)
+                taken = receiver.take(signal, data)
             except ValueError:
                 return 400, b""
             except OSError:
@@ -183,3 +224,7 @@ def _gunzip(data: bytes) -> bytes | None:
         found = stream.decompress(data, MAX_REQUEST)
         return found if stream.eof else None
     return None
+
+
+def _nothing() -> None:
+    """Tells nobody."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from raytrace_rl._decode import MAX_DEPTH
 from raytrace_rl._encode import delimited, varint
 from raytrace_rl._redact import REDACTED, is_sensitive
 from raytrace_rl.relay.raw import fields
@@ -14,7 +15,8 @@ _REDACTED: Final = delimited(b"\x12", delimited(b"\x0a", REDACTED.encode()))
 _Rules: TypeAlias = Mapping[int, Callable[[bytes], bytes]]
 
 _ITEM: Final = 0x12
-_DEEPEST: Final = 8
+#: Fields of an AnyValue that are content: string, array, map, bytes. Booleans and numbers are not.
+_CONTENT: Final = frozenset({0x0A, 0x2A, 0x32, 0x3A})
 
 
 def spans(scope: bytes) -> bytes:
@@ -45,23 +47,28 @@ def _span(span: bytes) -> bytes:
 
 def _key_value(message: bytes, depth: int = 0) -> bytes:
     key = ""
-    value = b""
+    pieces = []
     for tag, _, at, stop in fields(message):
         if tag == 0x0A:
             key = message[at:stop].decode("utf-8", "replace")
         elif tag == 0x12:
-            value = message[at:stop]
-    # AnyValue: string, array, map and bytes are content; booleans and numbers are not.
-    if value[:1] in (b"\x0a", b"\x2a", b"\x32", b"\x3a"):
-        if is_sensitive(key):
+            pieces.append(message[at:stop])
+    value = b"".join(pieces)
+    if is_sensitive(key):
+        # Wherever in the value they stand: a receiver takes the last field, whatever came before it.
+        if any(tag in _CONTENT for tag, *_ in fields(value)):
             return delimited(b"\x0a", key.encode()) + _REDACTED
-        if value[:1] == b"\x32" and depth < _DEEPEST:  # a map: its keys decide
-            return _replaced(message, {0x12: lambda one: _map(one, depth + 1)})
+    elif b"\x2a" in value or b"\x32" in value:  # an array or a map, perhaps: the keys in it decide
+        return _replaced(message, {0x12: lambda one: _nested(one, depth + 1)})
     return message
 
 
-def _map(value: bytes, depth: int) -> bytes:
-    return _replaced(value, {0x32: lambda one: _replaced(one, {0x0A: lambda entry: _key_value(entry, depth)})})
+def _nested(value: bytes, depth: int) -> bytes:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"attribute nested deeper than {MAX_DEPTH}")
+    array: _Rules = {0x0A: lambda one: _nested(one, depth + 1)}
+    entries: _Rules = {0x0A: lambda entry: _key_value(entry, depth)}
+    return _replaced(value, {0x2A: lambda one: _replaced(one, array), 0x32: lambda one: _replaced(one, entries)})
 
 
 def _replaced(message: bytes, by_tag: _Rules) -> bytes:

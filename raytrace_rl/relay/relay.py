@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
 from raytrace_rl import _state
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.relay import room, sampling, status
+from raytrace_rl.relay import refusal, room, sampling, status
 from raytrace_rl.relay.carry import Carrier
 from raytrace_rl.relay.lane import Lane
 from raytrace_rl.relay.lock import NodeLock
@@ -45,6 +45,7 @@ class Relay:
         home: Where the spools are brought; None where the node shares the run directory.
         idle_s: Seconds without a live writer and with nothing unsent after which it ends by itself.
         bound_bytes: What the node's spools may take together; None where there is no bound.
+        home_bytes: What they may take at home; None where home decides by the room it has.
         receiver: What listens for OTLP on the node, if anything does.
 
     Attributes:
@@ -60,12 +61,13 @@ class Relay:
         home: Home | None = None,
         idle_s: float = 30.0,
         bound_bytes: int | None = None,
+        home_bytes: int | None = None,
         receiver: Receiver | None = None,
     ) -> None:
         """Raises ImportError where grpcio is needed and not installed."""
         self.node_dir = Path(node_dir)
         self.lanes: list[Lane] = []
-        self.carrier = Carrier(node_dir, home) if home is not None else None
+        self.carrier = Carrier(node_dir, home, home_bytes) if home is not None else None
         sampler = sampling.ratio(settings.sampled_share) if settings is not None else None
         for name, endpoint in settings.endpoints.items() if settings is not None else ():
             if endpoint is not None:
@@ -76,12 +78,18 @@ class Relay:
         self._idle_s = idle_s
         self._bound_bytes = bound_bytes
         self._freed = room.Freed(0, 0)
+        self._dropped_before = _state.drops["spans"]
         self._receiver = receiver
+        self._intake = receiver.intake if receiver is not None else None
+        if receiver is not None:
+            receiver.on_loss = self._write_status
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._busy_at = monotonic()
         self._live_at = monotonic()
         self._status = status.Status(node_dir)
+        if self.carrier is not None:
+            self.carrier.noting = self._write_status
 
     def acquire(self, wait_s: float = 0.0) -> bool:
         """Becomes the node's relay; False if there is one, and still was after ``wait_s`` seconds."""
@@ -103,6 +111,7 @@ class Relay:
         Raises:
             RuntimeError: No more threads can be started.
         """
+        refusal.forget(self.node_dir)
         if self._receiver is not None:
             try:
                 self._receiver.start()
@@ -124,15 +133,21 @@ class Relay:
 
         It does not wait for a receiver that fails: one attempt made after the call is enough to know.
         """
+        deadline = monotonic() + timeout_s
+        done = self._drained(self._ways, deadline)
+        if self.carrier is not None and self.lanes:  # home is to know what has been sent meanwhile, and what has not
+            done = self._drained([self.carrier], deadline) and done
+        return done
+
+    def _drained(self, ways: Sequence[Lane | Carrier], deadline: float) -> bool:
         since = monotonic()
-        deadline = since + timeout_s
-        for way in self._ways:
+        for way in ways:
             way.hurry()
         while True:
-            clear = [way.clear_at >= since for way in self._ways]
+            clear = [way.clear_at >= since for way in ways]
             if all(clear):
                 return True
-            settled = [done or way.failed_at >= since for done, way in zip(clear, self._ways, strict=True)]
+            settled = [done or way.failed_at >= since for done, way in zip(clear, ways, strict=True)]
             if all(settled) or monotonic() >= deadline or self._stopping.is_set():
                 return False
             sleep(0.01)
@@ -172,7 +187,7 @@ class Relay:
         return self._stopping.is_set()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Returns what was done so far, by signal; see `lane.Counts`."""
+        """Returns what was done so far, by signal; see `tally.Counts`."""
         return {lane.signal.name: lane.counts.as_dict() for lane in self.lanes}
 
     # -- what it does besides sending -----------------------------------------------------------------------------
@@ -223,8 +238,9 @@ class Relay:
     def _free(self) -> None:
         """Removes acknowledged segments where the spools come near their bound."""
         if self._bound_bytes is not None:
-            freed = room.free(self.node_dir, self._bound_bytes, self._is_acknowledged)
+            freed = room.free(self.node_dir, self._bound_bytes, self._is_acknowledged, self._status.removing)
             self._freed = room.Freed(self._freed.spans + freed.spans, self._freed.bytes + freed.bytes)
+            self._status.removed(self._freed._asdict())
 
     def _is_acknowledged(self, stem: str, number: int) -> bool:
         return (self.carrier is None or self.carrier.is_done(stem, number)) and all(
@@ -232,8 +248,15 @@ class Relay:
         )
 
     def _write_status(self) -> None:
-        found = {lane.signal.name: (lane.counts.as_dict(), lane.failure) for lane in self.lanes}
-        self._status.write(found, self._freed._asdict())
+        sections = {}
+        if self.carrier is not None:
+            sections[status.CARRIED] = status.Section(self.carrier.standing.counts(), self.carrier.standing.now())
+        if self._intake is not None:
+            # What the bound took in this process counts here, unless the process has telemetry of its own and says it.
+            dropped = _state.drops["spans"] - self._dropped_before if _state.config is None else 0
+            received = {**self._intake.counts.as_dict(), "dropped_spans": dropped}
+            sections[status.RECEIVER] = status.Section(received)
+        self._status.write(sections)
 
 
 def relay_for(work: Work) -> Relay:
@@ -257,5 +280,6 @@ def relay_for(work: Work) -> Relay:
         home=work.home,
         idle_s=work.idle_s,
         bound_bytes=work.bound_bytes,
+        home_bytes=work.home_bytes,
         receiver=receiver,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,13 +23,19 @@ class Freed(NamedTuple):
     bytes: int
 
 
-def free(node_dir: str | os.PathLike[str], bound_bytes: int, acknowledged: Callable[[str, int], bool]) -> Freed:
+def free(
+    node_dir: str | os.PathLike[str],
+    bound_bytes: int,
+    acknowledged: Callable[[str, int], bool],
+    removing: Callable[[Mapping[str, tuple[int, int]]], None] | None = None,
+) -> Freed:
     """Removes the oldest acknowledged segments, as many as the bound asks for.
 
     Args:
         node_dir: ``RUN_DIR/spool/<node>``.
         bound_bytes: What all spools of the node may take together.
         acknowledged: Whether every destination has all of a segment, by its process's stem and its number.
+        removing: Called before any is removed, with the spans and bytes of each by its file name.
     """
     total = 0
     candidates: list[tuple[int, str, int]] = []
@@ -48,17 +54,27 @@ def free(node_dir: str | os.PathLike[str], bound_bytes: int, acknowledged: Calla
             if number != max(files.segments) and not Path(path).is_symlink() and acknowledged(files.stem, number):
                 candidates.append((found.st_mtime_ns, path, found.st_size))
     excess = total - int(bound_bytes * _SHARE)
-    spans = size = 0
-    if excess > 0 and candidates:
-        with alone(os.fspath(node_dir), _PATIENCE_S) as sole:
-            for _, path, length in sorted(candidates) if sole else ():
-                if size >= excess:
-                    break
-                try:
-                    header = seal.read_header(path)
-                except (OSError, ValueError):
-                    continue
-                if header.sealed and seal.unlink(path):
-                    size += length
-                    spans += header.span_count
-    return Freed(spans, size)
+    if excess <= 0 or not candidates:
+        return Freed(0, 0)
+    with alone(os.fspath(node_dir), _PATIENCE_S) as sole:
+        going = _oldest(sorted(candidates), excess) if sole else {}
+        if going and removing is not None:
+            removing({Path(path).name: (freed.spans, freed.bytes) for path, freed in going.items()})
+        gone = [freed for path, freed in going.items() if seal.unlink(path)]
+    return Freed(sum(one.spans for one in gone), sum(one.bytes for one in gone))
+
+
+def _oldest(candidates: list[tuple[int, str, int]], excess: int) -> dict[str, Freed]:
+    """Returns the first sealed ones that make up ``excess`` bytes."""
+    found: dict[str, Freed] = {}
+    for _, path, length in candidates:
+        if excess <= 0:
+            break
+        try:
+            header = seal.read_header(path)
+        except (OSError, ValueError):
+            continue
+        if header.sealed:
+            found[path] = Freed(header.span_count, length)
+            excess -= length
+    return found

@@ -1,85 +1,135 @@
-"""What the relays of a node have done, in a small file beside their cursors: for the report, `doctor` and people."""
+"""What the relays of a node have done besides sending, in a small file beside their cursors: for reports and people.
+
+Sections are `FREED`, `CARRIED` and `RECEIVER`; each has counts, summed over all relays that were there one after the
+other, and what is so just now.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from raytrace_rl.relay import notes
 from raytrace_rl.relay.cursors import DIRECTORY
 
-VERSION: Final = 1
-#: Beside the signals: what was acknowledged and then removed.
+VERSION: Final = 2
+NAME: Final = "status.json"
+#: Spans and bytes that were acknowledged and then removed, for want of room.
 FREED: Final = "freed"
-_NAME: Final = "status.json"
+#: What was brought home, and how far behind home is.
+CARRIED: Final = "carried"
+#: What others sent to the node's receiver.
+RECEIVER: Final = "receiver"
+
+
+class Section(NamedTuple):
+    """One section.
+
+    Attributes:
+        counts: Of this relay.
+        now: What is so just now.
+    """
+
+    counts: Mapping[str, int]
+    now: Mapping[str, Any] = {}
 
 
 class Status:
-    """The counts of a node's relays, summed over all that were there one after the other.
+    """The file of one node.
 
     Args:
         node_dir: ``RUN_DIR/spool/<node>``.
     """
 
     def __init__(self, node_dir: str | os.PathLike[str]) -> None:
-        self._path = Path(node_dir) / DIRECTORY / _NAME
+        self._node_dir = Path(node_dir)
+        self._path = self._node_dir / DIRECTORY / NAME
+        self._lock = threading.Lock()
         self._before: dict[str, dict[str, int]] | None = None
-        self._written: dict[str, Any] = {}
+        self._sections: dict[str, dict[str, Any]] = {}
+        self._freeing: dict[str, tuple[int, int]] = {}
+        self._written: Any = None
 
-    def write(self, signals: Mapping[str, tuple[dict[str, int], str]], freed: Mapping[str, int]) -> None:
-        """Writes counts and failure of each signal, if they have changed. Never raises for a file that cannot be.
+    def write(self, sections: Mapping[str, Section]) -> None:
+        """Writes what has changed of some sections. Never raises for a file that cannot be written."""
+        with self._lock:
+            self._take(sections)
+            self._save()
+
+    def removing(self, files: Mapping[str, tuple[int, int]]) -> None:
+        """Notes what is about to be removed, so that a kill in the midst of it loses no count.
 
         Args:
-            signals: Counts and failure by signal.
-            freed: Spans and bytes that were acknowledged and then removed, for want of room.
+            files: Spans and bytes of each segment, by its name in the node's directory.
         """
+        with self._lock:
+            self._take({})
+            self._freeing = dict(files)
+            self._save()
+
+    def removed(self, counts: Mapping[str, int]) -> None:
+        """Writes what has been removed in all, instead of what was to be; nothing happens if nothing was."""
+        with self._lock:
+            if not self._freeing:
+                return
+            self._take({FREED: Section(counts)})
+            self._freeing = {}
+            self._save()
+
+    def _take(self, sections: Mapping[str, Section]) -> None:
         if self._before is None:
-            self._before = {name: _counts(found) for name, found in _read(self._path.parent.parent).items()}
-        summed = {}
-        for name, (counts, failure) in signals.items():
+            found = notes.read(self._path, VERSION)
+            self._before = {name: _counts(one.get("counts")) for name, one in _sections(found).items()}
+            self._before[FREED] = _with_removed(self._node_dir, found, self._before.get(FREED, {}))
+            self._sections = {name: {"counts": counts, "now": {}} for name, counts in self._before.items() if counts}
+        for name, section in sections.items():
             before = self._before.get(name, {})
-            summed[name] = {key: n + before.get(key, 0) for key, n in counts.items()} | {"failure": failure}
-        for name, before in self._before.items():
-            if name != FREED:
-                summed.setdefault(name, {**before, "failure": ""})  # a signal that is sent no more
-        summed[FREED] = {key: n + self._before.get(FREED, {}).get(key, 0) for key, n in freed.items()}
-        if summed == self._written:
-            return
-        text = json.dumps({"version": VERSION, "pid": os.getpid(), "updated_ns": time.time_ns(), "signals": summed})
-        temporary = self._path.with_name(f"{_NAME}.{os.getpid()}.new")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        else:
-            self._written = summed
+            counts = {key: n + before.get(key, 0) for key, n in section.counts.items()}
+            self._sections[name] = {"counts": counts, "now": dict(section.now)}
+
+    def _save(self) -> None:
+        found = {"sections": self._sections, "freeing": self._freeing}
+        if found != self._written:
+            about = {"version": VERSION, "pid": os.getpid(), "updated_ns": time.time_ns()}
+            if notes.replace_somehow(self._path, {**about, **found}):
+                self._written = {"sections": dict(self._sections), "freeing": dict(self._freeing)}
 
 
 def read(node_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """Returns counts and ``failure`` by signal, of all relays that a node had; empty where there was none."""
-    return {name: found for name, found in _read(node_dir).items() if name != FREED}
+    """Returns counts, and what is so just now, of each section that a node's relays have noted."""
+    found = notes.read(Path(node_dir) / DIRECTORY / NAME, VERSION)
+    told = {}
+    for name, one in _sections(found).items():
+        now = one.get("now")
+        told[name] = {**_counts(one.get("counts")), **(now if isinstance(now, dict) else {})}
+    if freed := _with_removed(Path(node_dir), found, told.get(FREED, {})):
+        told[FREED] = freed
+    return told
 
 
-def freed(node_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """Returns the spans and bytes that were acknowledged and then removed from a node's spools; empty without any."""
-    return {key: n for key, n in _counts(_read(node_dir).get(FREED, {})).items() if n}
-
-
-def _read(node_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    try:
-        found = json.loads((Path(node_dir) / DIRECTORY / _NAME).read_text(encoding="utf-8"))
-        if found["version"] != VERSION:
-            return {}
-        return {str(name): dict(counts) for name, counts in found["signals"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+def _sections(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    sections = found.get("sections")
+    if not isinstance(sections, dict):
         return {}
+    return {name: one for name, one in sections.items() if isinstance(one, dict)}
 
 
-def _counts(found: Mapping[str, Any]) -> dict[str, int]:
-    return {key: value for key, value in found.items() if isinstance(value, int)}
+def _counts(found: Any) -> dict[str, int]:
+    if not isinstance(found, dict):
+        return {}
+    return {key: n for key, n in found.items() if type(n) is int and n >= 0}
+
+
+def _with_removed(node_dir: Path, found: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
+    """Adds to ``counts`` what a relay has removed that was killed before it could say so."""
+    freeing = found.get("freeing")
+    added = dict(counts)
+    for name, sizes in freeing.items() if isinstance(freeing, dict) else ():
+        if isinstance(sizes, list) and len(sizes) == 2 and not os.path.lexists(node_dir / name):
+            for key, n in _counts(dict(zip(("spans", "bytes"), sizes, strict=True))).items():
+                added[key] = added.get(key, 0) + n
+    return added

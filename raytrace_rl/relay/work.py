@@ -21,6 +21,7 @@ class Work:
         home: Where it brings the spools; None where the node shares the run directory.
         idle_s: Seconds without a live writer and with nothing unsent after which it ends by itself.
         bound_bytes: What the node's spools may take together; None where there is no bound.
+        home_bytes: What they may take at home; None where home decides by the room it has.
         receives: It listens for OTLP on the node.
     """
 
@@ -30,4 +31,5 @@ class Work:
     home: Home | None = None
     idle_s: float = 30.0
     bound_bytes: int | None = None
+    home_bytes: int | None = None
     receives: bool = False

@@ -8,14 +8,44 @@ from collections import Counter
 from typing import Final
 
 from raytrace_rl import _state
+from raytrace_rl.spool import liveness
 from raytrace_rl.spool.exclusive import alone
 from raytrace_rl.spool.place import Place
 from raytrace_rl.spool.seal import adopt_orphans, count_spans, header_size, read_header, unlink
 
 #: Not the journals of open spans (``.open.<n>.rts``), which have a bound of their own: they neither count nor go.
 _SEGMENT: Final = re.compile(r"^(?P<stem>\d+-\d+)\.\d+\.rts$")
+_DEFAULT: Final = 4 << 30
+_DEFAULT_LEAST: Final = 64 << 20
 #: Seconds for which a sibling's look through the directory is waited for.
 _PATIENCE_S: Final = 0.5
+
+
+def default_bound(directory: str) -> int:
+    """Returns what the spools of one node may take in a directory where nobody has said: bytes.
+
+    Raises:
+        OSError: The directory cannot be asked for its free room.
+    """
+    found = os.statvfs(directory)
+    return min(_DEFAULT, max(found.f_bavail * found.f_frsize // 20, _DEFAULT_LEAST))
+
+
+def largest_segment(place: Place, bound_bytes: int) -> int:
+    """Returns what a segment may take (bytes), so that what the node's writers have not sealed yet fits the bound.
+
+    Each has up to three of them: one being written, the next, made ahead of need, and one that is being sealed.
+    """
+    try:
+        names = os.listdir(place.directory)
+    except OSError:
+        names = []
+    living = sum(
+        liveness.state(os.path.join(place.directory, name), liveness.boot_id()) not in ("dead", "closed")
+        for name in names
+        if name.endswith(".live")
+    )
+    return bound_bytes // max(8, 4 * living)
 
 
 def enforce_bound(place: Place, bound_bytes: int) -> int:

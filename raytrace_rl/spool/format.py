@@ -33,6 +33,8 @@ MIN_HEADER_SIZE: Final = _FIXED_OFFSET + _FIXED.size
 #: A Resource beyond this is cut by the writer; a reader refuses a larger header: a damaged length costs nothing.
 MAX_HEADER_SIZE: Final = 1 << 20
 
+_LONGEST_RESOURCE: Final = MAX_HEADER_SIZE - MIN_HEADER_SIZE - 8
+
 #: 0xF5 never occurs in UTF-8, so no text inside a payload can look like a record.
 SYNC: Final = 0x53_54_52_F5
 SYNC_BYTES: Final = struct.pack("<I", SYNC)
@@ -62,6 +64,7 @@ class Kind(IntEnum):
     CLOSE = 9  #: wall ns (u64): the process closed its spool itself
     SCOPE_SPANS = 10  #: OTLP ``ScopeSpans`` of a foreign instrumentation scope
     SPAN_GONE = 11  #: trace id (16), span id (8): an open span noted before has ended
+    PEER_CLOCK = 12  #: ns (i64), UTF-8 name of a node: `peer_clock`
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,13 @@ class Header:
 
 
 def pack_header(header: Header) -> bytes:
-    """Returns the header's bytes; ``header.size`` is computed (a multiple of 8), the value given is ignored."""
+    """Returns the header's bytes; ``header.size`` is computed (a multiple of 8), the value given is ignored.
+
+    A resource that does not fit is cut behind the last attribute that does.
+    """
+    resource = header.resource
+    if len(resource) > _LONGEST_RESOURCE:
+        resource = _whole_fields(resource, _LONGEST_RESOURCE)
     fixed = (
         _FIXED.pack(
             header.pid,
@@ -107,15 +116,37 @@ def pack_header(header: Header) -> bytes:
             header.wall_anchor_ns,
             header.monotonic_anchor_ns,
             header.boot_id,
-            len(header.resource),
+            len(resource),
         )
-        + header.resource
+        + resource
     )
     size = (_FIXED_OFFSET + len(fixed) + 7) & ~7
     fixed = fixed.ljust(size - _FIXED_OFFSET, b"\0")
     prefix = _PREFIX.pack(MAGIC, VERSION, size)
     mutable = _MUTABLE.pack(header.heartbeat_ns, header.span_count, header.dropped_spans, header.sealed)
     return prefix + mutable + _CRC.pack(zlib.crc32(fixed, zlib.crc32(prefix))) + fixed
+
+
+def _whole_fields(message: bytes, room: int) -> bytes:
+    """Returns the length-delimited protobuf fields at the start of ``message`` that fit ``room`` bytes, all whole."""
+    end = at = 0
+    while at + 1 < len(message) and message[at] & 0x87 == 2:
+        at += 1
+        size = shift = 0
+        while at < len(message):
+            byte = message[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 128:
+                break
+        else:
+            break
+        at += size
+        if at > min(room, len(message)):
+            break
+        end = at
+    return message[:end]
 
 
 def parse_header(data: bytes) -> Header:
@@ -138,6 +169,8 @@ def parse_header(data: bytes) -> Header:
         raise ValueError("spool header is damaged (CRC)")
     heartbeat_ns, span_count, dropped, sealed = _MUTABLE.unpack_from(data, HEARTBEAT_OFFSET)
     pid, number, start_ns, wall, monotonic, boot_id, length = _FIXED.unpack_from(data, _FIXED_OFFSET)
+    if MIN_HEADER_SIZE + length > size:
+        raise ValueError(f"spool header is damaged (resource of {length} bytes)")
     resource = bytes(data[MIN_HEADER_SIZE : MIN_HEADER_SIZE + length])
     return Header(
         size,
@@ -159,3 +192,24 @@ def pack_record(kind: int, payload: bytes) -> bytes:
     """Returns one whole record, ready to be placed by a single slice assignment."""
     word = len(payload) << 8 | kind
     return RECORD_HEADER.pack(SYNC, word, zlib.crc32(payload, word)) + payload
+
+
+def peer_clock(delay_ns: int, node: str) -> bytes:
+    """Returns the payload of a `Kind.PEER_CLOCK` record.
+
+    Args:
+        delay_ns: This process's wall clock when the answer came, minus the node's when it was sent, ns.
+        node: The other node's directory in the spool.
+    """
+    return delay_ns.to_bytes(8, "little", signed=True) + node.encode("utf-8", "backslashreplace")
+
+
+def read_peer_clock(payload: bytes) -> tuple[int, str]:
+    """Returns delay and node of a `Kind.PEER_CLOCK` record.
+
+    Raises:
+        ValueError: It is too short.
+    """
+    if len(payload) < 9:
+        raise ValueError("peer clock record is too short")
+    return int.from_bytes(payload[:8], "little", signed=True), payload[8:].decode("utf-8", "replace")

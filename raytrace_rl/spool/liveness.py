@@ -14,6 +14,10 @@ from typing import Final, Literal
 
 State = Literal["alive", "dead", "closed", "unknown"]
 
+#: A file in a node's directory that is a copy of another one's: there a lock is held from afar, for writers who live
+#: elsewhere, and that nobody holds it proves nothing.
+COPY: Final = "relay/home.json"
+
 _BOOT_ID_FILE: Final = "/proc/sys/kernel/random/boot_id"
 #: Real paths of the liveness files that this process holds, with its pid (a forked child holds none of them).
 _own: Final[dict[str, int]] = {}
@@ -58,6 +62,11 @@ class Liveness:
             pass
         os.close(self._fd)
 
+    def abandon(self) -> None:
+        """Frees the lock and leaves the file: whether the process lives is not known here any more."""
+        _own.pop(os.path.realpath(self.path), None)
+        os.close(self._fd)
+
     def forget(self) -> None:
         """In a forked child: lets go of the parent's descriptor. The parent's lock is the parent's alone."""
         os.close(self._fd)
@@ -72,7 +81,7 @@ def state(path: str | os.PathLike[str], writer_boot_id: bytes) -> State:
 
     Returns:
         ``closed``: it ended cleanly (no file). ``alive``, ``dead``: proven by the lock. ``unknown``: another host (or
-        boot) wrote it, or the lock cannot be asked for; nothing is concluded then.
+        boot) wrote it, or the lock cannot be asked for, or is none of its own; nothing is concluded then.
     """
     real = os.path.realpath(path)
     if _own.get(real) == os.getpid():
@@ -91,6 +100,6 @@ def state(path: str | os.PathLike[str], writer_boot_id: bytes) -> State:
     except OSError as error:
         return "alive" if error.errno in (errno.EACCES, errno.EAGAIN) else "unknown"
     else:
-        return "dead"
+        return "unknown" if os.path.exists(os.path.join(os.path.dirname(path), COPY)) else "dead"
     finally:
         os.close(fd)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: One piece; must hold the longest record several times over.
 _PIECE: Final = 4 * fmt.MAX_PAYLOAD
 _RECORD_MAX: Final = fmt.RECORD_HEADER.size + fmt.MAX_PAYLOAD
+#: The first look from a place on is small: where damage follows damage, each costs a look.
+_FIRST_PIECE: Final = 64 << 10
 #: A sync word with a kind and a length that are allowed (the length's top byte is at most 0x10). There is no kind 0: a
 #: sync word with only zeros behind it, which is what a record torn after four bytes looks like, would else be one.
 _CANDIDATE: Final = re.compile(re.escape(fmt.SYNC_BYTES) + b"[^\\x00].{2}[\\x00-\\x10]", re.DOTALL)
@@ -245,9 +247,10 @@ class Cursor:
         unpack = fmt.RECORD_HEADER.unpack_from
         head = fmt.RECORD_HEADER.size
         crc32 = zlib.crc32
+        piece = _FIRST_PIECE
         while True:
             base = self.offset
-            data = os.pread(self._fd, _PIECE, base)
+            data = os.pread(self._fd, piece, base)
             size = len(data)
             pos = 0
             while size - pos >= head:
@@ -261,27 +264,27 @@ class Cursor:
                 self.offset = base + stop
                 yield Record(word & 0xFF, payload, base + pos)
                 pos = stop
-            if pos == size and size < _PIECE:
+            if size == piece and goes_on(data, pos):
+                piece = _PIECE
+            elif pos == size or not self._pass_over(data, pos, settled):
                 return
-            if pos and size == _PIECE and size - pos < _RECORD_MAX:
-                continue  # the record may go on beyond this piece
-            if not self._pass_over(data[pos : pos + _RECORD_MAX], settled):
-                return
+            else:
+                piece = _FIRST_PIECE
 
-    def _pass_over(self, data: bytes, settled: bool) -> bool:
+    def _pass_over(self, data: bytes, pos: int, settled: bool) -> bool:
         """Moves to the next valid record, noting what lies between. Returns False to stop here, for now or for good."""
         at = self.offset
         waiting = self._grace_s > 0 and not settled
         found = self._find(at + 1, at + _PIECE if waiting else None)
         # A live file changes while it is read: what follows was written after this record, so look at it once more.
-        if self._valid(os.pread(self._fd, _RECORD_MAX, at), 0, at):
+        if not settled and self._is_record(at):
             return True
         if found is None:
             if not settled:
                 return False
             end = self._end_of_data(at)
             if end > at:
-                self._note(Damage(self.path, at, end - at, _reason(data)))
+                self._note(Damage(self.path, at, end - at, _reason(data, pos)))
             self.offset = os.fstat(self._fd).st_size
             return False
         if waiting:
@@ -290,9 +293,15 @@ class Cursor:
                 self._gap = at, now
             if now - self._gap[1] < self._grace_s:
                 return False
-        self._note(Damage(self.path, at, found - at, _reason(data)))
+        self._note(Damage(self.path, at, found - at, _reason(data, pos)))
         self.offset = found
         return True
+
+    def _is_record(self, at: int) -> bool:
+        data = os.pread(self._fd, fmt.RECORD_HEADER.size, at)
+        if len(data) == fmt.RECORD_HEADER.size and _CANDIDATE.match(data):
+            data += os.pread(self._fd, _length(data, 0), at + len(data))
+        return self._valid(data, 0, at)
 
     def _end_of_data(self, at: int) -> int:
         """The offset behind the last byte that is not zero, ``at`` if only zeros follow: room allocated, never used."""
@@ -322,17 +331,22 @@ class Cursor:
     def _find(self, start: int, limit: int | None) -> int | None:
         """The offset of the first valid record from ``start`` on, looked for up to ``limit``."""
         at = start
+        piece = _FIRST_PIECE
         while (limit is None or at < limit) and (at := self._data(at)) >= 0:
-            data = os.pread(self._fd, _PIECE + _RECORD_MAX, at)
+            data = os.pread(self._fd, piece, at)
+            last = len(data) < piece
+            step = len(data) - fmt.RECORD_HEADER.size + 1
             for match in _CANDIDATE.finditer(data):
                 pos = match.start()
-                if pos >= _PIECE:
-                    break
                 if self._valid(data, pos, at):
                     return at + pos
-            if len(data) < _PIECE + _RECORD_MAX:
+                if not last and pos < step and goes_on(data, pos) and self._may_try(_length(data, pos), at + pos):
+                    step = pos  # the next look has all of it
+                    break
+            if last:
                 return None
-            at += _PIECE
+            at += step
+            piece = _PIECE
         return None
 
     def _valid(self, data: bytes, pos: int, base: int) -> bool:
@@ -341,28 +355,47 @@ class Cursor:
         _, word, crc = fmt.RECORD_HEADER.unpack_from(data, pos)
         begin = pos + fmt.RECORD_HEADER.size
         length = word >> 8
-        if length > fmt.MAX_PAYLOAD or begin + length > len(data):
-            return False
-        if self._crc_spent + length > _CRC_FREE + _CRC_FACTOR * (base + pos):
+        if begin + length > len(data) or not self._may_try(length, base + pos):
             return False
         if zlib.crc32(data[begin : begin + length], word) == crc:
             return True
         self._crc_spent += length
         return False
 
+    def _may_try(self, length: int, at: int) -> bool:
+        """Whether a record may be as long, and there is CRC work left for one that far into the file."""
+        longest = _RECORD_MAX - fmt.RECORD_HEADER.size
+        return length <= longest and self._crc_spent + length <= _CRC_FREE + _CRC_FACTOR * at
 
-def _reason(data: bytes) -> str:
-    if not data[: fmt.RECORD_HEADER.size].strip(b"\0"):
+
+def _length(data: bytes, pos: int) -> int:
+    """How long the payload of the record at ``pos`` is, as its header says."""
+    word: int = fmt.RECORD_HEADER.unpack_from(data, pos)[1]
+    return word >> 8
+
+
+def goes_on(data: bytes, pos: int) -> bool:
+    """Whether what is at ``pos`` may be a record that does not end within ``data``."""
+    if len(data) - pos < fmt.RECORD_HEADER.size:
+        return True
+    sync, word, _ = fmt.RECORD_HEADER.unpack_from(data, pos)
+    size = fmt.RECORD_HEADER.size + (word >> 8)
+    return bool(sync == fmt.SYNC and word & 0xFF and size <= _RECORD_MAX and pos + size > len(data))
+
+
+def _reason(data: bytes, pos: int) -> str:
+    left = len(data) - pos
+    if not data[pos : pos + fmt.RECORD_HEADER.size].strip(b"\0"):
         return "hole (no record was placed here)"
-    if len(data) < fmt.RECORD_HEADER.size:
+    if left < fmt.RECORD_HEADER.size:
         return "record is cut short"
-    sync, word, _ = fmt.RECORD_HEADER.unpack_from(data)
+    sync, word, _ = fmt.RECORD_HEADER.unpack_from(data, pos)
     if sync != fmt.SYNC:
         return "no record starts here"
     if not word & 0xFF:
         return "record is cut short"
     if word >> 8 > fmt.MAX_PAYLOAD:
         return f"record length {word >> 8} is beyond the limit"
-    if fmt.RECORD_HEADER.size + (word >> 8) > len(data):
+    if fmt.RECORD_HEADER.size + (word >> 8) > left:
         return "record is cut short"
     return "record is damaged (CRC)"

@@ -61,6 +61,7 @@ class SpoolWriter:
         self._retry_at = 0.0
         self._seal_at = 0.0
         self._closed = False
+        self._largest = bound_bytes // 8
         self.segment: Segment = no_segment()
 
     def open(self) -> None:
@@ -72,6 +73,7 @@ class SpoolWriter:
         Raises:
             OSError: It cannot be made.
         """
+        self._largest = bound.largest_segment(self.place, self.bound_bytes)
         self.segment = self._create()
 
     def header(self, number: int) -> Header:
@@ -158,6 +160,9 @@ class SpoolWriter:
                 return error
         return None
 
+    def _usual_size(self, number: int) -> int:
+        return max(SMALLEST_SIZE, min(FIRST_SIZE << min(number, 8), LARGEST_SIZE, self._largest))
+
     def _create(self, needed: int = 0) -> Segment:
         with self._lock:
             number = self._number
@@ -165,7 +170,7 @@ class SpoolWriter:
         header = self.header(number)
         path, link = self.paths(f".{number}.rts")
         least = max(SMALLEST_SIZE, needed + 4096 + len(header.resource))
-        size = wanted = max(least, min(FIRST_SIZE << min(number, 8), LARGEST_SIZE, self.bound_bytes // 8))
+        size = wanted = max(least, self._usual_size(number))
         while True:
             try:
                 return create_segment(path, link, size, header)
@@ -202,9 +207,11 @@ class SpoolWriter:
     # -- called by the heartbeat, off the hot path --------------------------------------------------------------
 
     def prepare_next(self) -> None:
-        """Makes the next segment ahead of need, once the current one is half full."""
+        """Makes the next segment ahead of need, once the current one is half full, and room for it in the bound."""
         segment = self.segment
         if self._wants_next() and segment.position > segment.capacity // 2:
+            self._largest = bound.largest_segment(self.place, self.bound_bytes)
+            bound.enforce_bound(self.place, self.bound_bytes - self._usual_size(self._number))
             try:
                 prepared = self._create()
             except OSError:

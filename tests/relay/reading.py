@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from raytrace_rl.relay import cursors
 from raytrace_rl.relay.batch import Batch
 from raytrace_rl.relay.tail import Tail
 from raytrace_rl.spool.format import Kind
@@ -31,3 +32,8 @@ def numbers(batches: Iterable[Batch]) -> list[int]:
         for portion in batch.portions
         for payload in portion.payloads[Kind.SPAN]
     ]
+
+
+def tallies(node_dir):
+    """What the relays of a node have noted, by signal."""
+    return {one.signal: one.tally for one in cursors.noted(node_dir) if one.current}

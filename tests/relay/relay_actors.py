@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from raytrace_rl import TracedActor, accepts_trace_context, managed_span
+from raytrace_rl import TracedActor, _state, accepts_trace_context, managed_span
+from tests.relay.stepping import step
 
 
 class Writer(TracedActor):
@@ -38,3 +39,16 @@ class Writer(TracedActor):
         span = provider.get_tracer("tools").start_span(name)
         span.end()
         return OTLPSpanExporter(local_endpoint(run_id), insecure=True).export([span]).name  # type: ignore[list-item]
+
+
+class Stepping(TracedActor):
+    """Does steps of fixed work."""
+
+    def step(self) -> tuple[float, ...]:
+        """One step; see `stepping.Step`."""
+        return tuple(step())
+
+    def exporter(self) -> str:
+        """Returns what its telemetry exports to."""
+        assert _state.config is not None
+        return _state.config.exporter

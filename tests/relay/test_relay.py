@@ -13,15 +13,18 @@ import grpc
 import pytest
 
 from raytrace_rl import _env_otlp
-from raytrace_rl.relay import lane, retry, status
+from raytrace_rl.relay import lane, retry
 from raytrace_rl.relay import relay as module
 from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import Relay
 from raytrace_rl.spool.format import Kind, pack_record
 from tests import writers
 from tests.relay.otlp_server import Refusal
+from tests.relay.reading import tallies
 from tests.running import wait_for
 from tests.spooling import Spool, ended, span
+
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +209,7 @@ def test_counts_are_on_disk_and_summed_over_relays(server, spool):
         spool.segment(1, ended(*[span(number * 100 + n, 0, 1) for n in range(10)]), number, pad=100)
         with relaying(spool.node_dir, server.url) as relay:
             assert wait_for(lambda: relay.drain(20), "it is sent")
-    found = status.read(spool.node_dir)
+    found = tallies(spool.node_dir)
     assert found["traces"]["sent"] == 30
     assert sum(one["retries"] for one in found.values()) == 1
     assert found["traces"]["failure"] == ""
@@ -221,8 +224,6 @@ from raytrace_rl import _env_otlp
 from raytrace_rl.relay import lane
 from raytrace_rl.relay.relay import Relay
 
-pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
-
 lane.MAX_RECORDS = 500
 relay = Relay(sys.argv[1], _env_otlp.settings({"OTEL_EXPORTER_OTLP_ENDPOINT": sys.argv[2]}))
 assert relay.acquire(10)
@@ -232,13 +233,13 @@ threading.Event().wait()
     kills = 0
     while len(set(server.numbers())) < 60_000:
         process = subprocess.Popen([sys.executable, "-c", code, str(spool.node_dir), server.url])
-        goal = min(60_000, len(set(server.numbers())) + 9_000)
+        goal = min(60_000, len(set(server.numbers())) + 5_000)
         server.wait(lambda goal=goal: len(set(server.numbers())) >= goal, "it sends")
         process.kill()
         process.wait(30)
         kills += 1
     times = Counter(server.numbers())
-    assert kills >= 5
+    assert kills >= 3, "how many depends on how fast they come"
     assert set(times) == set(range(60_000))
     assert sum(n - 1 for n in times.values()) <= kills * 500
 

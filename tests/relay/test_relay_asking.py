@@ -15,13 +15,13 @@ import pytest
 from raytrace_rl.relay.lock import NodeLock
 from tests.running import attributes, child, wait_for
 
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
+
 SCRIPT = """
 import sys, time
 from raytrace_rl import setup
 from raytrace_rl.instrumentation import managed_span
 from raytrace_rl.relay import asking
-
-pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 {before}
 handle = setup.init_telemetry_driver(
     {{"enabled": True, "span_groups": "all", "run_dir": sys.argv[1], "exporter": "otlp", "heartbeat_s": 0.05}}

@@ -13,9 +13,11 @@ import ray
 from raytrace_rl import setup
 from raytrace_rl.cli import main
 from raytrace_rl.monitor import load_run
+from raytrace_rl.monitor.relay_counters import relay_counters
 from raytrace_rl.relay import actor, asking
 from raytrace_rl.spool.place import node_name
 from tests.conftest import start_cluster
+from tests.disks import Disk, may_mount, mounted
 from tests.relay.otlp_server import receiver
 from tests.relay.relay_actors import Writer
 from tests.relay.several_nodes import needs_namespaces, nodes
@@ -80,6 +82,40 @@ def test_spools_come_home_from_nodes_that_do_not_share_the_run_directory(runs):
         (row,) = [row for row in run.spans if row.name == "open"]
         assert row.truncated
         assert not run.damage
+        section = relay_counters(str(runs / "run"))
+        assert (section["wrong"], section["summary"]) == (False, ["Relay: spools of 2 nodes brought home"])
+
+
+@pytest.mark.skipif(not may_mount(), reason="file systems cannot be mounted here")
+def test_a_full_disk_at_home_holds_up_what_comes_and_loses_nothing(runs):
+    """Catches a full disk of the driver's that ends relays elsewhere, loses their spools, or that nobody hears of."""
+    with mounted(runs, "size=24m"):
+        disk = Disk(runs, 24 << 20, real=True)
+        start(runs)
+        with nodes(["node-b"], own=runs):
+            b = writer("node-b")
+            ray.get(b.write.remote("first", 200))
+            wait_for(lambda: by_node(runs / "run") == {("node-b", "first"): 200}, "they come home")
+            disk.fill()
+            ray.get(b.write.remote("second", 20_000))
+            (node,) = wait_for(lambda: full_nodes(runs / "run"), "it is known that there is no room")
+            assert node["home"]["failure"] == "No space left on device"
+            assert relay_counters(str(runs / "run"))["wrong"]
+            assert {process.state for process in load_run(runs / "run").processes} == {"alive"}
+            disk.release()
+            expected = {("node-b", "first"): 200, ("node-b", "second"): 20_000}
+            wait_for(lambda: by_node(runs / "run") == expected, "they come home once there is room", timeout_s=60)
+            setup.shutdown_telemetry(20_000)
+        section = relay_counters(str(runs / "run"))
+        (node,) = [node for node in section["nodes"] if node["copy"]]
+        assert (section["wrong"], node["carried"]["failures"] > 0) == (False, True)
+        assert node["carried"]["last_error"] == "OSError: [Errno 28] No space left on device"
+        ray.shutdown()
+
+
+def full_nodes(run_dir):
+    """Nodes for whose spools there is no room."""
+    return [one for one in relay_counters(str(run_dir))["nodes"] if one["copy"] and one["home"]["failure"]]
 
 
 def test_every_node_sends_with_the_drivers_credentials(runs, monkeypatch):

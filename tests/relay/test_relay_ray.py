@@ -15,9 +15,10 @@ import ray
 
 from raytrace_rl import setup, telemetry_session
 from raytrace_rl.monitor import load_run
-from raytrace_rl.relay import actor, address, asking, status
+from raytrace_rl.relay import actor, address, asking
 from raytrace_rl.relay.lock import NodeLock
 from tests.conftest import start_cluster
+from tests.relay.reading import tallies
 from tests.relay.relay_actors import Writer
 from tests.running import wait_for
 
@@ -147,7 +148,7 @@ def test_a_driver_that_shuts_ray_down_first_sends_the_rest_itself(server, tmp_pa
     setup.shutdown_telemetry()
     (node_dir,) = (tmp_path / "run" / "spool").iterdir()
     assert names(server) == {"work": 3000, "open": 1}
-    assert status.read(node_dir)["traces"]["failure"] == ""
+    assert tallies(node_dir)["traces"]["failure"] == ""
 
 
 def test_a_node_listens_for_others_when_asked(tmp_path, monkeypatch):

@@ -6,11 +6,8 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 
 import pytest
@@ -18,14 +15,11 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.resources import Resource as SdkResource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -33,62 +27,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from raytrace_rl._env_otlp import settings
 from raytrace_rl.monitor import load_run
 from raytrace_rl.relay import address, intake
-from raytrace_rl.relay import relay as module
 from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import relay_for
 from raytrace_rl.relay.work import Work
-from raytrace_rl.spool.place import node_name
 from tests import spooling
 from tests.relay.otlp_server import receiver
+from tests.relay.receiving import post, traces
 from tests.running import attributes, wait_for
 
-pytest_plugins = ["tests.telemetry_fixtures"]
-
-
-@pytest.fixture
-def root():
-    """Where sockets lie: a socket's path has at most 107 characters."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as path:
-        yield path
-
-
-@pytest.fixture
-def node_dir(tmp_path, root, monkeypatch):
-    """The node's directory of a run."""
-    monkeypatch.setattr(address, "_ROOT", root)
-    monkeypatch.setattr(module, "_TEND_S", 0.05)
-    path = tmp_path / "run" / "spool" / node_name()
-    path.mkdir(parents=True)
-    return path
-
-
-@pytest.fixture
-def relay(node_dir):
-    """A relay that listens, and sends nothing."""
-    running = relay_for(Work(str(node_dir), "r", receives=True))
-    assert running.acquire()
-    running.start()
-    yield running
-    running.stop()
-
-
-def traces(*spans, scope="vllm", **resource):
-    """An export request with these spans."""
-    scopes = [ScopeSpans(scope=InstrumentationScope(name=scope), spans=[Span.FromString(one) for one in spans])]
-    about = Resource(attributes=spooling.attributes(resource))
-    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(resource=about, scope_spans=scopes)])
-
-
-def post(data, *, path="/v1/traces", token=None, kind="application/x-protobuf", **headers):
-    """Posts to the receiver as a program would that has read where it listens; status and body."""
-    url, known = wait_for(lambda: address.local_http_endpoint("r"), "it listens")
-    about = {"Content-Type": kind, "Authorization": f"Bearer {known if token is None else token}", **headers}
-    request = urllib.request.Request(url + path, data=data, headers=about)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.receiver_fixtures"]
 
 
 def test_spans_of_an_sdk_land_in_the_run_over_the_socket(relay, node_dir):

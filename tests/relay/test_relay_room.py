@@ -52,11 +52,11 @@ def test_a_relay_frees_what_every_signal_has_passed(spool, monkeypatch):
         wait_for(lambda: left(spool) == [4], "they are gone")
         relay.stop()
         assert len(server.spans()) == 401
-    assert status.freed(spool.node_dir)["spans"] == 400
+    assert status.read(spool.node_dir)[status.FREED]["spans"] == 400
     again = Relay(spool.node_dir, settings)
     assert again.acquire()
     again.stop()
-    assert status.freed(spool.node_dir)["spans"] == 400
+    assert status.read(spool.node_dir)[status.FREED]["spans"] == 400
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path):

@@ -12,7 +12,7 @@ function goodputBar(title, view, whole) {
   })));
   const legend = shown.map((name) => element("span", {}, swatch(name),
     `${name} ${percent(view[`${name}_s`] / whole)} (${seconds(view[`${name}_s`])})`));
-  const beside = `coverage ${percent(view.coverage)}, ${count(view.dropped)} spans dropped, ${count(view.truncated)} truncated`;
+  const beside = `coverage ${percent(view.coverage)}, ${count(view.dropped)} spans dropped, ${count(view.truncated)} truncated${data.clocks.beside && `, ${data.clocks.beside}`}`;
   return element("div", {}, element("h3", {}, title), bar, element("div", { class: "legend" }, legend),
     element("p", { class: "hint" }, beside));
 }

@@ -92,6 +92,9 @@ function drawLoss() {
     ["dropped", count(loss.dropped)], ["damaged records", count(loss.damaged_records)], ["lost records", count(loss.lost_records)],
     ["unreachable files", count(loss.unreachable_segments)], ["duplicates", count(loss.duplicates)],
     ["spans whose parent is missing", count(traces.missing_parent)]]));
+  report.relay.summary.forEach((line) => place.append(element("p", {}, line)));
+  const clocks = data.clocks.lines;
+  if (clocks.length) place.append(element("h3", {}, "Clocks"), element("pre", { class: "hint" }, clocks.join("\n")));
   const spans = [...loss.truncated_spans.map((one) => ["truncated", one]), ...loss.open_spans.map((one) => ["open", one])];
   if (spans.length) {
     place.append(element("h3", {}, "Truncated and open spans"), table([["", ""], ["span", ""], ["process", ""], ["thread", ""], ["after", "number"]],

@@ -1,0 +1,80 @@
+"""Reads a run for its report: as rows, or, where it is large and NumPy is there, as columns. The report is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Union
+
+from raytrace_rl.monitor import report as of_rows
+from raytrace_rl.monitor.load import load_run, spool_bytes
+from raytrace_rl.monitor.model import Run
+from raytrace_rl.monitor.text import render
+
+if TYPE_CHECKING:
+    from raytrace_rl.monitor.bulk.columns import Columns
+
+#: A spool of so many bytes (about 20,000 spans) is read as columns: below, to import NumPy takes as long as to read it.
+LARGE_BYTES: Final = 4 << 20
+#: From so many bytes on it matters that NumPy is missing: a minute, and 1 GiB of memory.
+_SLOW_BYTES: Final = 256 << 20
+
+ReadRun = Union[Run, "Columns"]
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    align: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> ReadRun:
+    """Reads a run.
+
+    Args:
+        path: As `raytrace_rl.monitor.load_run` takes it.
+        align: As `load_run` takes it.
+        progress: Called with how many bytes of a large run have been read, and how many there are.
+        say: Called with what a person should know.
+
+    Raises:
+        UnreadableRunError: Nothing is there to read.
+    """
+    size = spool_bytes(Path(path))
+    if size >= LARGE_BYTES and importlib.util.find_spec("numpy") is not None:
+        from raytrace_rl.monitor.bulk.lanes import NotForColumnsError
+        from raytrace_rl.monitor.bulk.reading import read as read_columns
+
+        with contextlib.suppress(NotForColumnsError):
+            return read_columns(path, progress, align=align)
+    elif size >= _SLOW_BYTES:
+        say(f"{size >> 20} MiB of spans: pip install 'raytrace-rl[report]' has them read ten times as fast")
+    return load_run(path, align=align)
+
+
+def report(run: ReadRun) -> dict[str, Any]:
+    """Returns the report of a run: plain JSON values, described in docs/report.md."""
+    if isinstance(run, Run):
+        return of_rows.report(run)
+    from raytrace_rl.monitor.bulk import report as of_columns
+
+    return of_columns.report(run)
+
+
+def text(run: ReadRun) -> str:
+    """Returns the whole report for a terminal or a pipe."""
+    return render(report(run))
+
+
+def html(run: ReadRun) -> str:
+    """Returns the report as a page."""
+    if isinstance(run, Run):
+        from raytrace_rl.monitor import html_report
+
+        return html_report.html(run)
+    from raytrace_rl.monitor.bulk import report as of_columns
+
+    return of_columns.html(run)
