@@ -22,7 +22,7 @@ SUITES: Final = {
     "calls": 600,
     "demo": 1200,
     "relay": 600,
-    "monitor": 900,
+    "monitor": 1200,
 }
 _ONE: Final = "--one"
 

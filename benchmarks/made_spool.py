@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -13,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from raytrace_rl import semconv
 from raytrace_rl.spool import liveness
-from raytrace_rl.spool.format import Header, Kind, pack_header, pack_record
+from raytrace_rl.spool.format import RECORD_HEADER, SYNC, Header, Kind, pack_header, pack_record
 
 _T0: Final = 1_700_000_000_000_000_000
 _STEP_NS: Final = 10_000_000_000
@@ -63,16 +65,44 @@ def _driver(steps: int) -> Iterable[bytes]:
             yield _span(own + 1 + n, own, name, *times, span_group="work", bucket=bucket, **about)
 
 
+class _Pattern:
+    """Records of spans that differ in their id and times alone; made in place, for there are millions."""
+
+    _ID: Final = 0x0123456789ABCDEF
+    _START: Final = 1 << 40
+    _END: Final = 1 << 41
+
+    def __init__(self, parent: int, name: str, **values: str | int) -> None:
+        self._record = bytearray(_span(self._ID, parent, name, self._START, self._END, **values))
+        self._word = RECORD_HEADER.unpack_from(self._record)[1]
+        self._id = self._record.index(self._ID.to_bytes(8, "big"))
+        self._times = [self._record.index((_T0 + time).to_bytes(8, "little")) for time in (self._START, self._END)]
+
+    def record(self, number: int, start: int, end: int) -> bytes:
+        """Returns the record of one of them."""
+        record = self._record
+        struct.pack_into(">Q", record, self._id, number)
+        struct.pack_into("<Q", record, self._times[0], _T0 + start)
+        struct.pack_into("<Q", record, self._times[1], _T0 + end)
+        payload = memoryview(record)[RECORD_HEADER.size :]
+        RECORD_HEADER.pack_into(record, 0, SYNC, self._word, zlib.crc32(payload, self._word))
+        return bytes(record)
+
+
 def _rank(rank: int, steps: int) -> Iterable[bytes]:
+    """Of each step the call that the driver sent, and what it did in there."""
     length = _STEP_NS * 70 // 100 // PHASES
     for step in range(steps):
         at = step * _STEP_NS + _STEP_NS // 10
-        for n in range(PHASES):
-            number = (rank + 1 << 40) + step * PHASES + n
+        about: dict[str, str | int] = {"iteration": step + 1, "span_group": "policy_update"}
+        call = (rank + 1 << 40) + step * PHASES
+        yield _span(call, 12 + 10 * step, "rl.grpo.train", at, at + length * PHASES, queued_ns=1000 * rank, **about)
+        phases = [_Pattern(call, f"rl.grpo.phase_{n}", bucket="productive", **about) for n in range(7)]
+        for n in range(1, PHASES):
             start = at + n * length
-            about: dict[str, str | int] = {"iteration": step + 1, "span_group": "policy_update", "bucket": "productive"}
-            name = f"rl.grpo.phase_{n % 7}"
-            yield _span(number, 12 + 10 * step, name, start, start + length * 9 // 10, **about)
+            # One rank in each step takes longer, another one each time, so that none is slow.
+            part = 9 if rank != step % RANKS else 10
+            yield phases[n % 7].record(call + n, start, start + length * part // 10)
 
 
 def make(run_dir: Path, spans: int) -> int:
@@ -89,6 +119,7 @@ def make(run_dir: Path, spans: int) -> int:
             semconv.RL_RUN_ID: "made",
         }
         whole += _write(node, 2000 + rank, _rank(rank, steps), about, steps)
+    os.sync()  # not while something is measured
     return whole
 
 
@@ -123,5 +154,4 @@ def _write(node: Path, pid: int, records: Iterable[bytes], about: dict[str, str 
             held, size, number = [], 0, number + 1
     if held:
         segment()
-    os.sync()
     return whole

@@ -139,7 +139,9 @@ def test_what_columns_cannot_say_is_read_row_by_row(tmp_path, monkeypatch, rows)
     spool.segment(10, ended(*rows))
     with pytest.raises(NotForColumnsError):
         read(tmp_path)
-    assert large.report(large.read(tmp_path))["loss"]["spans"] == len(rows)
+    said: list[str] = []
+    assert large.report(large.read(tmp_path, say=said.append))["loss"]["spans"] == len(rows)
+    assert ["span by span" in line for line in said] == [True]
 
 
 def test_the_size_decides_how_a_run_is_read(tmp_path, monkeypatch):

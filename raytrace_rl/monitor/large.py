@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -48,8 +47,10 @@ def read(
         from raytrace_rl.monitor.bulk.lanes import NotForColumnsError
         from raytrace_rl.monitor.bulk.reading import read as read_columns
 
-        with contextlib.suppress(NotForColumnsError):
+        try:
             return read_columns(path, progress, align=align)
+        except NotForColumnsError as error:
+            say(f"this run is read span by span, which takes longer: it has {error}")
     elif size >= _SLOW_BYTES:
         say(f"{size >> 20} MiB of spans: pip install 'raytrace-rl[report]' has them read ten times as fast")
     return load_run(path, align=align)
