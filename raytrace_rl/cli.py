@@ -20,7 +20,7 @@ from raytrace_rl import _cli_doctor, _cli_push, _cli_run, _cli_sql, _cli_stuck
 from raytrace_rl._cli_files import UnusablePathError, write_file
 from raytrace_rl._cli_progress import watched
 from raytrace_rl._version import VERSION
-from raytrace_rl.monitor import large, spool_files
+from raytrace_rl.monitor import large, spool_files, windows
 from raytrace_rl.monitor.export import FORMATS, export
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Run, UnreadableRunError
@@ -101,6 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--align", action="store_true", help="shift other nodes' times by the clock skew; the report says what it did"
     )
+    command.add_argument(
+        "--exclude",
+        metavar="FROM..TO",
+        type=_stretch,
+        action="append",
+        default=[],
+        help="leave this out of goodput: times since the job began (90s..5m) or ISO 8601 ones; may be given again",
+    )
+    command.add_argument("--every", metavar="TIME", type=_duration, help="tell goodput for each 30s, 5m or 1h as well")
     command.set_defaults(run_subcommand=_report, prints=True)
 
     command = commands.add_parser("stuck", help="the spans that are open: where, for how long, who waits for whom")
@@ -159,6 +168,13 @@ def _may_live(run_dir: Path) -> bool:
     return False
 
 
+def _stretch(text: str) -> tuple[windows.Moment, windows.Moment]:
+    try:
+        return windows.stretch(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _duration(text: str) -> float:
     """Reads ``30s``, ``5m``, ``1h`` or plain seconds."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
@@ -196,10 +212,15 @@ def _run(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     _bring_home(options.RUN)
     with watched(f"reading {options.RUN}") as progress:
-        run = large.read(options.RUN, align=options.align, progress=progress, say=_say)
+        every_ns = None if options.every is None else round(options.every * 1e9)
+        asked = windows.Windows(options.exclude, every_ns)
+        run = large.read(options.RUN, align=options.align, windows=asked, progress=progress, say=_say)
     with watched("working out the report"):
         form = large.html if options.html is not None else _json_report if options.json else large.text
-        drawn = form(run)
+        try:
+            drawn = form(run)
+        except windows.TooManyWindowsError as error:
+            raise _UsageError(f"--every: {error}") from None
     if options.html is None:
         print(drawn, end="")
         return OK

@@ -19,6 +19,7 @@ from raytrace_rl import cli
 from raytrace_rl.monitor import Run, html_data, large, load_run
 from raytrace_rl.monitor.report import report
 from raytrace_rl.monitor.timeline import CODES
+from raytrace_rl.monitor.windows import TooManyWindowsError, Windows, stretch
 from tests.bulk_runs import differences, drawn_runs, ranked_run, spooled
 from tests.made_runs import Made, data_parallel
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
@@ -32,22 +33,26 @@ from raytrace_rl.monitor.bulk.goodput import Timelines
 from raytrace_rl.monitor.bulk.lanes import NotForColumnsError
 from raytrace_rl.monitor.bulk.reading import read
 
+#: A stretch in the midst of what is drawn, and windows of its size.
+_PARTS = Windows([stretch("1s..2.5s")], every_ns=2 * SECOND)
 
-def compare(path, *, align=False):
+
+def compare(path, *, align=False, windows=None):
     """Where the reports of a run differ, by rows and by columns."""
-    wanted = report(load_run(path, align=align))
-    return differences(wanted, bulk_report.report(read(path, align=align)))
+    rows, columns = load_run(path, align=align), read(path, align=align)
+    rows.windows = columns.run.windows = windows
+    return differences(report(rows), bulk_report.report(columns))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(drawn_runs(), st.booleans())
-def test_any_run_has_one_report(tmp_path_factory, write, align):
+@given(drawn_runs(), st.booleans(), st.booleans())
+def test_any_run_has_one_report(tmp_path_factory, write, align, parts):
     """Catches a section that columns answer otherwise than rows do."""
     run_dir = tmp_path_factory.mktemp("drawn")
     locks = write(run_dir)
     try:
-        found = compare(run_dir, align=align)
-    except NotForColumnsError:
+        found = compare(run_dir, align=align, windows=_PARTS if parts else None)
+    except (NotForColumnsError, TooManyWindowsError):
         found = []  # it is then read row by row
     finally:
         for lock in locks:

@@ -11,6 +11,7 @@ import pytest
 from raytrace_rl.monitor import Run, drawing, load_run, tables
 from raytrace_rl.monitor.report import report, summary
 from raytrace_rl.monitor.report import text as full_text
+from raytrace_rl.monitor.windows import Windows
 from raytrace_rl.spool.format import Kind, pack_record
 from tests.clock_runs import troubled
 from tests.made_runs import Made, data_parallel
@@ -183,6 +184,7 @@ def test_schema_is_documented(run, tmp_path):
     data_parallel(made, [[4.0, 4.0, 6.0, 6.0]] * 4, nodes=2)
     relayed = noted_run(tmp_path / "relayed")
     note_all(relayed)
+    run.windows = Windows(every_ns=5 * SECOND)
     runs = (run, made.run(), troubled(), load_run(relayed.run_dir))
     documents = [json.loads(json.dumps(report(one))) for one in runs]
     actual = {path for one in documents for path in schema_paths(one) if not path.startswith(free)}

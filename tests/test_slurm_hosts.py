@@ -127,7 +127,10 @@ def test_a_host_that_is_cut_off_and_a_job_that_is_preempted(tmp_path):
     assert not job.truncated
     stayed = [span for span in run.spans if span.name == "ray.call.Rank.stay"]
     assert {span.process.node.rpartition("-")[0] for span in stayed} == {"host1", "host2"}
-    assert all(span.truncated for span in stayed)
+    # Killed, or unwound by an exception, as Ray pleases.
+    assert all(span.truncated or span.status == "ERROR" for span in stayed), [
+        (span.status, span.end_ns, span.process.state) for span in stayed
+    ]
     # The third host's active files lay in its own memory: they are gone, and the report says of which process.
     (lost,) = [process for process in run.processes if process.node.startswith("host3-")]
     assert (lost.state, [span for span in run.spans if span.process is lost]) == ("unknown", [])

@@ -15,8 +15,10 @@ from raytrace_rl import semconv
 from raytrace_rl.monitor import families, lanes
 from raytrace_rl.monitor.goodput_lanes import JOB, Lane, of_rows
 from raytrace_rl.monitor.model import BUCKETS, Process, Run, SpanRow
+from raytrace_rl.monitor.windows import EVER, Windows
 
 if TYPE_CHECKING:
+    from raytrace_rl.monitor.goodput_lanes import Time
     from raytrace_rl.monitor.lanes import Interval
 
 _STEP = "step"
@@ -48,12 +50,16 @@ class SumView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The driver's lane: ``buckets``, ``unattributed_ns`` and ``recovery_ns`` (between attempts) are ``wall_ns``."""
+    """The driver's lane: ``buckets``, ``unattributed_ns`` and ``recovery_ns`` (between attempts) are ``wall_ns``.
+
+    ``excluded_ns`` is what was left out of it, on request.
+    """
 
     buckets: dict[str, int]
     unattributed_ns: int
     recovery_ns: int
     wall_ns: int
+    excluded_ns: int
     beside: Beside
 
     @property
@@ -84,11 +90,15 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The three views; None where the run does not have what a view is about."""
+    """The three views; None where the run does not have what a view is about.
+
+    ``windows`` are the job view's windows with what it is of each, where they were asked for.
+    """
 
     sum: SumView
     job: JobView | None
     fleet: FleetView | None
+    windows: Sequence[tuple[Interval, JobView]] = ()
 
 
 def goodput(run: Run) -> Goodput:
@@ -102,19 +112,34 @@ def goodput(run: Run) -> Goodput:
         for process in run.processes
         if (rows := by_process[process.key]) or process.start_ns
     ]
-    return views(every, lambda processes: families.heads(processes, run.spans))
+    return views(every, lambda processes: families.heads(processes, run.spans), run.windows or Windows())
 
 
-def views(every: Sequence[Lane], heads: Callable[[list[Process]], dict[str, Process]]) -> Goodput:
+def views(every: Sequence[Lane], heads: Callable[[list[Process]], dict[str, Process]], asked: Windows) -> Goodput:
     """Computes the three views.
 
     Args:
         every: The lanes, in the order of their processes.
         heads: Gives for processes what `families.heads` does.
+        asked: What is left out of the job and fleet views; the sum view has all spans.
+
+    Raises:
+        TooManyWindowsError: More windows are asked for than can be told.
     """
-    windows = [(lane, window) for lane in _drivers(every) if (window := _window(lane)) is not None]
-    fleet = _fleet_view(every, [window for _, window in windows], heads([lane.process for lane in every]))
-    return Goodput(_sum_view(every), _job_view(windows), fleet)
+    drivers = [(lane, window) for lane in _drivers(every) if (window := _window(lane)) is not None]
+    windows = [window for _, window in drivers]
+    begin = min((start for start, _ in windows or [lane.life for lane in every]), default=0)
+    within = asked.within(begin)
+    fleet = _fleet_view(every, windows, heads([lane.process for lane in every]), within)
+    if not drivers:
+        return Goodput(_sum_view(every), None, fleet)
+    times = [(lane.time(), window) for lane, window in drivers]
+    beside = _beside([lane for lane, _ in drivers])
+    parts = [
+        (part, _job_view(times, lanes.intersection(within, [part]), [part], beside))
+        for part in asked.cut(begin, max(end for _, end in windows))
+    ]
+    return Goodput(_sum_view(every), _job_view(times, within, [EVER], beside), fleet, parts)
 
 
 def _buckets(run: Run) -> Callable[[SpanRow], str | None]:
@@ -175,28 +200,32 @@ def _window(lane: Lane) -> Interval | None:
     return min(start for start, _ in spans), max(end for _, end in spans)
 
 
-def _job_view(windows: Sequence[tuple[Lane, Interval]]) -> JobView | None:
-    if not windows:
-        return None
+def _job_view(
+    drivers: Sequence[tuple[Time, Interval]], within: Sequence[Interval], whole: Sequence[Interval], beside: Beside
+) -> JobView:
+    """The job view of the instants ``within``, out of those of ``whole``."""
     buckets = dict.fromkeys(BUCKETS, 0)
-    wall = recovery = 0
+    working = recovery = excluded = 0
     ended: int | None = None
-    for lane, (start, end) in windows:
-        for name, value in lane.time().times([(start, end)]).items():
+    for time, window in drivers:
+        own = lanes.intersection([window], within)
+        for name, value in time.times(own).items():
             buckets[name] += value
-        wall += end - start
-        if ended is not None:
-            recovery += max(0, start - ended)
-        ended = end
-    wall += recovery
-    unattributed = wall - recovery - sum(buckets.values())
-    return JobView(buckets, unattributed, recovery, wall, _beside([lane for lane, _ in windows]))
+        working += lanes.total(own)
+        between = [(ended, window[0])] if ended is not None and ended < window[0] else []
+        recovery += lanes.total(lanes.intersection(between, within))
+        excluded += lanes.total(lanes.intersection([*between, window], whole))
+        ended = window[1]
+    excluded -= working + recovery
+    return JobView(buckets, working - sum(buckets.values()), recovery, working + recovery, excluded, beside)
 
 
-def _fleet_view(every: Sequence[Lane], windows: Sequence[Interval], heads: dict[str, Process]) -> FleetView | None:
+def _fleet_view(
+    every: Sequence[Lane], windows: Sequence[Interval], heads: dict[str, Process], within: Sequence[Interval]
+) -> FleetView | None:
     workers = [lane for lane in every if lane.process.role != semconv.ROLE_DRIVER and not lane.has_job]
     shared = _gpus(every, heads)
-    span_of_run = lanes.union(windows) or lanes.union(lane.life for lane in every)
+    span_of_run = lanes.intersection(lanes.union(windows) or lanes.union(lane.life for lane in every), within)
     units: list[tuple[list[Lane], list[Interval]]]
     if shared:
         # A GPU is held whether or not a process lives on it: its wall clock is the run's.

@@ -15,6 +15,7 @@ from raytrace_rl.monitor.text import render
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.bulk.columns import Columns
+    from raytrace_rl.monitor.windows import Windows
 
 #: A spool of so many bytes (about 20,000 spans) is read as columns: below, to import NumPy takes as long as to read it.
 LARGE_BYTES: Final = 4 << 20
@@ -28,6 +29,7 @@ def read(
     path: str | os.PathLike[str],
     *,
     align: bool = False,
+    windows: Windows | None = None,
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ReadRun:
@@ -36,6 +38,7 @@ def read(
     Args:
         path: As `raytrace_rl.monitor.load_run` takes it.
         align: As `load_run` takes it.
+        windows: Which part goodput is asked about; None for all.
         progress: Called with how many bytes of a large run have been read, and how many there are.
         say: Called with what a person should know.
 
@@ -48,12 +51,16 @@ def read(
         from raytrace_rl.monitor.bulk.reading import read as read_columns
 
         try:
-            return read_columns(path, progress, align=align)
+            columns = read_columns(path, progress, align=align)
+            columns.run.windows = windows
+            return columns
         except NotForColumnsError as error:
             say(f"this run is read span by span, which takes longer: it has {error}")
     elif size >= _SLOW_BYTES:
         say(f"{size >> 20} MiB of spans: pip install 'raytrace-rl[report]' has them read ten times as fast")
-    return load_run(path, align=align)
+    run = load_run(path, align=align)
+    run.windows = windows
+    return run
 
 
 def report(run: ReadRun) -> dict[str, Any]:

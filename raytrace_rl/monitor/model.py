@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Event, Link, Scope, Span
     from raytrace_rl.monitor.signals import LogRow, MetricRow
     from raytrace_rl.monitor.skew import Skew
+    from raytrace_rl.monitor.windows import Windows
     from raytrace_rl.spool.reader import Damage
 
 State = Literal["alive", "dead", "closed", "unknown"]
@@ -313,6 +314,7 @@ class Run:
         damage: What was skipped, and why.
         duplicates: Spans that were met more than once (resent, or read from two files).
         skew: What is known of its nodes' clocks, once its times have been shifted by that.
+        windows: Which part of it goodput is asked about; None for all.
     """
 
     path: str
@@ -325,6 +327,7 @@ class Run:
     damage: list[Damage] = field(default_factory=list)
     duplicates: int = 0
     skew: Skew | None = None
+    windows: Windows | None = None
 
     def arrow(self, table: str = "spans") -> Any:
         """Returns a table of docs/sql.md as a ``pyarrow.Table``.

@@ -90,7 +90,8 @@ def base(run: Run, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _goodput(views: Goodput) -> dict[str, Any]:
-    return {"sum": _sum(views.sum), "job": _job(views.job), "fleet": _fleet(views.fleet)}
+    windows = [{"start_ns": start, "end_ns": end, **_parts(view)} for (start, end), view in views.windows]
+    return {"sum": _sum(views.sum), "job": _job(views.job), "fleet": _fleet(views.fleet), "windows": windows}
 
 
 def _buckets(buckets: dict[str, int]) -> dict[str, float]:
@@ -106,15 +107,17 @@ def _sum(view: SumView) -> dict[str, Any]:
 
 
 def _job(view: JobView | None) -> dict[str, Any] | None:
-    if view is None:
-        return None
+    return None if view is None else {**_parts(view), **_beside(view.beside)}
+
+
+def _parts(view: JobView) -> dict[str, Any]:
     return {
         **_buckets(view.buckets),
         "unattributed_s": view.unattributed_ns / _NS,
         "recovery_s": view.recovery_ns / _NS,
         "wall_s": view.wall_ns / _NS,
+        "excluded_s": view.excluded_ns / _NS,
         "goodput": view.goodput,
-        **_beside(view.beside),
     }
 
 

@@ -48,8 +48,23 @@ def _beside(view: Mapping[str, Any], skew: str) -> str:
 def _job(view: Mapping[str, Any] | None, skew: str) -> list[str]:
     if view is None:
         return ["Job: no driver and no job span in this run"]
-    head = f"Job (driver's lane, {seconds(view['wall_s'])} of wall clock): goodput {percent(view['goodput'])}"
+    left_out = f", {seconds(view['excluded_s'])} left out" if view["excluded_s"] else ""
+    clock = f"driver's lane, {seconds(view['wall_s'])} of wall clock{left_out}"
+    head = f"Job ({clock}): goodput {percent(view['goodput'])}"
     return [head, *_bars(view, view["wall_s"]), _beside(view, skew)]
+
+
+def _windows(windows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not windows:
+        return []
+    begin = windows[0]["start_ns"]
+    lines = ["Goodput by window, since the job began"]
+    for window in windows:
+        since, until = ((window[key] - begin) / 1e9 for key in ("start_ns", "end_ns"))
+        told = f"{percent(window['goodput']):>7}" if window["wall_s"] else "left out"
+        bar = "#" * round(window["goodput"] * _BAR)
+        lines.append(f"  {seconds(since):>9} to {seconds(until):>9} {told}  {bar}".rstrip())
+    return lines
 
 
 def _fleet_unit(view: Mapping[str, Any]) -> str:
@@ -151,6 +166,7 @@ def render(report: Mapping[str, Any]) -> str:
         [_head(report)],
         finding_lines(report["findings"]),
         _job(goodput["job"], skew),
+        _windows(goodput["windows"]),
         _fleet(goodput["fleet"], skew),
         _sum(goodput["sum"], skew),
         _steps(report["steps"]),

@@ -16,6 +16,7 @@ from raytrace_rl.monitor.bulk.intervals import Spans, Timeline, measure, merged,
 from raytrace_rl.monitor.bulk.parts import Coder
 from raytrace_rl.monitor.bulk.rows import ColumnRow
 from raytrace_rl.monitor.model import BUCKETS
+from raytrace_rl.monitor.windows import Windows
 from raytrace_rl.semconv import ROLE_DRIVER
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def of_columns(columns: Columns, timelines: Timelines) -> Goodput:
             every += [_NoLane(process)] if process.start_ns else []
         elif columns.bounds[lane] < columns.bounds[lane + 1] or process.start_ns:
             every.append(_ColumnLane(columns, lane, timelines))
-    return goodput.views(every, partial(_heads, columns))
+    return goodput.views(every, partial(_heads, columns), columns.run.windows or Windows())
 
 
 class _NoLane(goodput_lanes.Lane):
