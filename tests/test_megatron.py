@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -250,6 +252,26 @@ def test_a_timer_that_an_exception_leaves_running_is_nobodys_parent(megatron, te
     timers("forward-backward").stop()
     assert [span.name for span in telemetry.spans()][3:] == ["rl.megatron.timer.forward_backward"] * 2
     assert step.name == "rl.test.step"
+
+
+def test_timers_are_copied_and_pickled_as_megatron_does_with_its_configuration(megatron, telemetry):
+    """Catches a second model, or a checkpoint, that fails because the configuration's timers cannot be copied."""
+    timers = SpanTimers()
+    timers("forward-backward").start()
+    for again in (copy.deepcopy(timers), pickle.loads(pickle.dumps(timers))):
+        again("forward-backward").start()
+        again("forward-backward").stop()
+    timers("forward-backward").stop()
+    assert len(telemetry.spans()) == 3
+    with trace_megatron_timers():
+        plain = timers_class()()
+        view = plain("optimizer")
+        view.start()
+        assert copy.deepcopy(plain)("optimizer").elapsed() == 1.5
+        assert copy.deepcopy(view).elapsed() == 1.5
+        assert set(vars(plain)) == {"_timers", "dummy"}, "nothing is left in what Megatron writes out"
+        view.stop()
+    assert len(telemetry.spans()) == 4
 
 
 def test_a_failing_timer_fails_as_before(megatron, telemetry):

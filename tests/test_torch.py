@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import isend as plain_isend
 
 from raytrace_rl import RLSpanGroup as G
 from raytrace_rl import _state, iteration_scope, managed_span, setup
@@ -316,6 +317,16 @@ def test_collectives_are_spans_while_asked_for(telemetry, process_group):
     update = telemetry.span("rl.test.update")
     assert {span.parent_span_id for span in spans} == {update.span_id}
     assert "rl.bucket" not in first, "they lie inside bucketed work, which keeps its time"
+
+
+def test_sends_and_receives_that_were_taken_before_keep_working(telemetry, process_group):
+    """Catches a batch of them that is refused, or sends where it should receive: torch compares these functions."""
+    tensor = torch.ones(2)
+    before = dist.P2POp(dist.isend, tensor, 0)
+    with trace_collectives():
+        dist.P2POp(plain_isend, tensor, 0)
+        assert before.op is dist.isend
+        assert dist.distributed_c10d.isend is dist.isend
 
 
 def test_collectives_are_left_alone_while_their_group_is_off(tmp_path, process_group):

@@ -1,166 +1,28 @@
-"""Calls of vLLM engines as spans, on engines of the same shape. The real ones are driven in `tests/engines`."""
+"""Calls of a vLLM ``LLM`` and ``AsyncLLM`` as spans, on engines of the same shape; `tests/engines` drives real ones."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from itertools import pairwise
-from time import monotonic
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from raytrace_rl import RLSpanGroup as G
-from raytrace_rl import iteration_scope, setup, umbrella_span
+from raytrace_rl import iteration_scope, umbrella_span
 from raytrace_rl.context import current_trace_carrier
 from raytrace_rl.instrumentation import per_prompt_scope
 from raytrace_rl.integrations.vllm import (
-    STEP_SERIES,
     GenerationStats,
-    engine_args,
-    load_model_span,
-    plugin,
-    refit_span,
     request_parents,
-    step_metrics,
     take_stats,
     trace_engine,
-    trace_headers,
-    weight_version,
 )
 from tests.running import attributes, child, running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.vllm_shapes import LLM, PARAMS, PHASES, AsyncLLM, collect, names, output, timings
 
 pytest_plugins = ["tests.telemetry_fixtures"]
-
-PARAMS = SimpleNamespace(max_tokens=8, temperature=0.5, top_p=1.0, n=2, output_kind=None)
-PHASES = ["rl.vllm.request.queued", "rl.vllm.request.prefill", "rl.vllm.request.decode"]
-
-
-def output(request_id: str = "r", tokens: int = 3, reasons: tuple[str | None, ...] = ("length",), **more: Any) -> Any:
-    """A ``RequestOutput``: four prompt tokens, and ``tokens`` in each sample."""
-    samples = [
-        SimpleNamespace(index=i, token_ids=[1] * tokens, finish_reason=reason, weight_versions=more.get("versions"))
-        for i, reason in enumerate(reasons)
-    ]
-    return SimpleNamespace(
-        request_id=request_id,
-        prompt_token_ids=[1, 2, 3, 4],
-        num_cached_tokens=0,
-        outputs=samples,
-        metrics=more.get("metrics"),
-        finished=all(reasons),
-    )
-
-
-def timings(clock_s: float = 0.0) -> Any:
-    """``RequestStateStats`` of a request answered just now, on a monotonic clock that is ``clock_s`` off."""
-    last = monotonic() + clock_s
-    return SimpleNamespace(
-        queued_ts=last - 4e-3, scheduled_ts=last - 3e-3, first_token_ts=last - 2e-3, last_token_ts=last
-    )
-
-
-class LLM:
-    """The shape of vLLM's ``LLM``."""
-
-    def __init__(self, answers: Any = (), endpoint: str | None = None) -> None:
-        self.model_config = SimpleNamespace(model="tiny")
-        observability = SimpleNamespace(otlp_traces_endpoint=endpoint)
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(observability_config=observability))
-        self.answers = answers
-
-    def generate(self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True) -> Any:
-        if isinstance(self.answers, BaseException):
-            raise self.answers
-        return list(self.answers)
-
-    def chat(self, messages: Any, sampling_params: Any = None) -> Any:
-        return list(self.answers)
-
-    def wait_for_completion(self) -> Any:
-        return list(self.answers)
-
-    def sleep(self, level: int = 1) -> int:
-        return level
-
-    def wake_up(self) -> str:
-        return "awake"
-
-    def collective_rpc(self, method: Any, args: tuple = ()) -> Any:
-        return [method, args]
-
-    def update_weights(self, request: Any) -> Any:
-        return self.collective_rpc("update_weights", (request,))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.collective_rpc("finish_weight_update")
-
-
-class AsyncLLM:
-    """The shape of vLLM's ``AsyncLLM``."""
-
-    def __init__(self, answers: list[Any], endpoint: str | None = None) -> None:
-        self.model_config = SimpleNamespace(model="tiny", served_model_name=["served"])
-        self.vllm_config = SimpleNamespace(observability_config=SimpleNamespace(otlp_traces_endpoint=endpoint))
-        self.answers = answers
-        self.headers: list[Any] = []
-        self.closed = 0
-
-    async def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, *, trace_headers: Any = None
-    ) -> AsyncIterator[Any]:
-        self.headers.append(trace_headers)
-        try:
-            for answer in self.answers:
-                await asyncio.sleep(0)
-                if isinstance(answer, BaseException):
-                    raise answer
-                yield answer
-        finally:
-            self.closed += 1
-
-    async def sleep(self, level: int = 1) -> int:
-        return level
-
-    async def collective_rpc(self, method: Any) -> Any:
-        await asyncio.sleep(0)
-        return method
-
-    async def update_weights(self, request: Any) -> Any:
-        return await self.collective_rpc("update_weights")
-
-    async def update_weight_version(self, new_version: str) -> None:
-        await asyncio.sleep(0)
-
-
-class LLMEngine:
-    """The shape of vLLM's ``LLMEngine``."""
-
-    def __init__(self) -> None:
-        self.vllm_config = SimpleNamespace(observability_config=SimpleNamespace(otlp_traces_endpoint=None))
-        self.queue: list[Any] = []
-
-    def add_request(self, request_id: str, prompt: Any, params: Any, trace_headers: Any = None) -> str:
-        return f"internal-{request_id}"
-
-    def abort_request(self, request_ids: Any) -> None:
-        pass
-
-    def step(self) -> Any:
-        return [self.queue.pop(0)] if self.queue else []
-
-    def set_weight_version(self, weight_version: str) -> None:
-        pass
-
-
-def names(telemetry: Any) -> list[str]:
-    """The names of all ended spans, in the order in which they ended."""
-    return [span.name for span in telemetry.spans()]
 
 
 def test_nothing_is_imported_from_vllm():
@@ -279,6 +141,58 @@ def test_requests_added_before_are_told_from_the_engine_alone(telemetry):
     assert span.end_time_unix_nano - span.start_time_unix_nano == pytest.approx(4e6, abs=1e4)
 
 
+def test_requests_that_were_aborted_are_told_too_and_move_no_parent(telemetry):
+    """Catches an answer attributed to its neighbour's rollout because one before it never came, and requests lost."""
+    llm = trace_engine(LLM([output("11", metrics=timings()), output("13", metrics=timings())]))
+    llm.added = ["10", "11", "12", "13"]
+    carriers: list[Any] = []
+    for place in range(4):
+        with umbrella_span(G.U_ROLLOUT, "rl.test.rollout", place=place):
+            carriers.append(current_trace_carrier())
+    with request_parents(carriers):
+        llm.generate(["a", "b", "c", "d"], PARAMS)
+    rollouts = {span.span_id: attributes(span)["place"] for span in telemetry.spans() if "rollout" in span.name}
+    requests = [span for span in telemetry.spans() if span.name == "rl.vllm.request"]
+    found = {attributes(span)["gen_ai.request.id"]: span for span in requests}
+    assert {key: rollouts[span.parent_span_id] for key, span in found.items()} == {"10": 0, "11": 1, "12": 2, "13": 3}
+    assert {key for key, span in found.items() if span.status.message == "aborted"} == {"10", "12"}
+    stats = take_stats(llm)
+    assert (stats.requests, stats.ok, stats.failed) == (4, 2, 2)
+
+
+def test_requests_of_a_batch_that_fails_are_told(telemetry):
+    """Catches requests under way when an engine died that leave no span, or are counted twice."""
+    llm = trace_engine(LLM(RuntimeError("dead")))
+    llm.added = ["0", "1"]  # of the third it never heard
+    with pytest.raises(RuntimeError, match="dead"):
+        llm.generate(["a", "b", "c"], PARAMS)
+    requests = [span for span in telemetry.spans() if span.name == "rl.vllm.request"]
+    assert [span.status.message for span in requests] == ["RuntimeError"] * 2
+    assert {span.parent_span_id for span in requests} == {telemetry.span("rl.vllm.generate").span_id}
+    assert take_stats(llm).failed == 3
+
+
+def test_an_empty_batch_is_a_call_without_requests(telemetry):
+    """Catches a division by nothing, and a request counted for a batch that had none."""
+    llm = trace_engine(LLM())
+    assert llm.generate([], PARAMS) == []
+    assert attributes(telemetry.span("rl.vllm.generate"))["rl.num_prompt_groups"] == 0
+    assert take_stats(llm).requests == 0
+
+
+def test_vllms_own_spans_of_a_batch_get_each_request_its_own_parent(telemetry):
+    """Catches ``llm_request`` spans of several rollouts that all hang under the call: it takes no trace headers."""
+    llm = trace_engine(LLM([output("0"), output("1")], endpoint="http://127.0.0.1:1"))
+    with umbrella_span(G.U_ROLLOUT, "rl.test.rollout") as rollout:
+        carrier = current_trace_carrier()
+    with request_parents([carrier, {}]):
+        llm.generate(["a", "b"], PARAMS)
+    call = telemetry.span("rl.vllm.generate")
+    headers = [found["traceparent"].split("-")[2] for found in llm.llm_engine.headers]
+    assert headers == [rollout.span_id.hex(), call.span_id.hex()]
+    assert "rl.vllm.request" not in names(telemetry)
+
+
 def test_without_per_prompt_there_are_no_requests(tmp_path):
     """Catches a span for each request in a run that asked for its steps."""
     with running(tmp_path / "run", span_groups="per_step") as telemetry:
@@ -298,11 +212,6 @@ def test_inside_a_prompt_the_call_carries_no_bucket_and_the_engines_time_does(te
 
 
 # -- AsyncLLM ----------------------------------------------------------------------------------------------------------
-
-
-async def collect(stream: Any) -> list[Any]:
-    """All that a stream brings."""
-    return [one async for one in stream]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +273,8 @@ def test_an_error_in_the_stream_is_the_calls_and_goes_on(telemetry):
     with pytest.raises(RuntimeError, match="engine is dead"):
         asyncio.run(collect(engine.generate("a", PARAMS, "1")))
     assert telemetry.span("rl.vllm.generate").status.message == "RuntimeError: engine is dead"
-    assert telemetry.span("rl.vllm.request").status.message == "RuntimeError"
+    request = telemetry.span("rl.vllm.request")
+    assert (request.status.message, attributes(request)["gen_ai.request.id"]) == ("RuntimeError", "1")
 
 
 def test_vllms_own_spans_get_the_calls_headers_and_replace_ours(telemetry):
@@ -381,272 +291,3 @@ def test_headers_that_the_caller_gives_hold(telemetry):
     engine = trace_engine(AsyncLLM([output()], endpoint="http://127.0.0.1:1"))
     asyncio.run(collect(engine.generate("a", PARAMS, "1", trace_headers={"traceparent": "mine"})))
     assert engine.headers == [{"traceparent": "mine"}]
-
-
-# -- LLMEngine ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_engine_driven_by_hand(telemetry):
-    """Catches requests that hang under whoever steps, and a span for each of a thousand steps."""
-    engine = trace_engine(LLMEngine(), weight_version=1)
-    with umbrella_span(G.U_ROLLOUT, "rl.test.rollout"), iteration_scope(4):
-        assert engine.add_request("a", "prompt", PARAMS) == "internal-a"
-        engine.add_request("b", "prompt", PARAMS)
-    engine.set_weight_version("2")
-    engine.queue = [output("a", 1, (None,)), output("a", metrics=timings()), output("c")]
-    for _ in range(4):
-        engine.step()
-    assert "rl.vllm.generate" not in names(telemetry)
-    engine.abort_request(["b"])
-    rollout, busy = telemetry.span("rl.test.rollout"), telemetry.span("rl.vllm.generate")
-    assert busy.parent_span_id == rollout.span_id
-    assert attributes(busy)["rl.bucket"] == "productive"
-    done, aborted = [span for span in telemetry.spans() if span.name == "rl.vllm.request"]
-    assert {done.parent_span_id, aborted.parent_span_id} == {rollout.span_id}
-    assert (attributes(done)["rl.iteration"], attributes(done)["rl.weight_version"]) == (4, 2)
-    assert aborted.status.message == "aborted"
-    stats = take_stats(engine)
-    assert (stats.ok, stats.failed) == (1, 1)
-
-
-# -- refit, sleep, wake, load ------------------------------------------------------------------------------------------
-
-
-def test_sleep_wake_and_refit_are_overhead(telemetry):
-    """Catches a pause of the engine that no span explains, and a refit that is told once for each layer of calls."""
-    llm = trace_engine(LLM(), weight_version=1)
-    assert (llm.sleep(2), llm.wake_up()) == (2, "awake")
-    assert llm.update_weights("w") == ["update_weights", ("w",)]
-    llm.finish_weight_update("5")
-    llm.collective_rpc("check_health")
-    llm.collective_rpc("load_weights_from")
-    assert names(telemetry) == ["rl.vllm.sleep", "rl.vllm.wake", *["rl.vllm.refit"] * 3]
-    spans = [attributes(span) for span in telemetry.spans()]
-    assert {found["rl.bucket"] for found in spans} == {"overhead"}
-    assert [found["rl.vllm.method"] for found in spans[2:]] == [
-        "update_weights",
-        "finish_weight_update",
-        "load_weights_from",
-    ]
-    assert weight_version(llm) == 5
-
-
-def test_coroutine_methods_stay_coroutines(telemetry):
-    """Catches a span that ends when the coroutine is made, and not when it has run."""
-    engine = trace_engine(AsyncLLM([]))
-
-    async def refit() -> None:
-        assert await engine.sleep(1) == 1
-        with refit_span(engine, 9):
-            assert await engine.update_weights("w") == "update_weights"
-            await engine.update_weight_version("8")
-
-    asyncio.run(refit())
-    assert names(telemetry) == ["rl.vllm.sleep", "rl.vllm.refit"]
-    assert weight_version(engine) == 9
-
-
-def test_a_refit_that_fails_leaves_the_version(telemetry):
-    """Catches generations attributed to weights that never arrived."""
-    llm = trace_engine(LLM(), weight_version=1)
-    with pytest.raises(OSError, match="gone"), refit_span(llm, 2):
-        raise OSError("gone")
-    assert weight_version(llm) == 1
-
-
-def test_the_engines_own_version_of_an_answer_holds(telemetry):
-    """Catches an answer that is attributed to the weights that arrived while it was made."""
-    spans = [SimpleNamespace(version="3", start=0, end=1), SimpleNamespace(version="4", start=1, end=3)]
-    llm = trace_engine(LLM([output(metrics=timings(), versions=spans)]), weight_version=9)
-    llm.generate(["a"], PARAMS)
-    found = attributes(telemetry.span("rl.vllm.request"))
-    assert (found["rl.weight_version.first"], found["rl.weight_version"]) == (3, 4)
-
-
-def test_an_engine_starts_under_its_span_and_away_from_other_endpoints(telemetry, monkeypatch):
-    """Catches children that start a trace of their own, or export because of a variable meant for somebody else."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://elsewhere:4317")
-    with load_model_span(model="tiny") as span:
-        assert os.environ["TRACEPARENT"].split("-")[2] == span.span_id.hex()
-        assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" not in os.environ
-    assert "TRACEPARENT" not in os.environ
-    assert os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://elsewhere:4317"
-    assert attributes(telemetry.span("rl.vllm.load_model"))["rl.span_group"] == "model_init"
-
-
-def test_children_are_told_their_actors_group(tmp_path, monkeypatch):
-    """Catches an engine's processes that nobody can assign to their actor."""
-    monkeypatch.setenv("RAYTRACE_RL_ENABLED", "1")
-    monkeypatch.setenv("RAYTRACE_RL_RUN_DIR", str(tmp_path / "run"))
-    setup.init_telemetry_worker(worker_group="generation", rank=3)
-    with load_model_span():
-        assert os.environ["RAYTRACE_RL_WORKER_GROUP"] == "generation"
-    assert "RAYTRACE_RL_WORKER_GROUP" not in os.environ
-    setup.shutdown_telemetry()
-
-
-def test_native_tracing_is_asked_for_and_leaves_no_trace_in_the_environment(tmp_path):
-    """Catches vLLM's own spans that are on unasked, and its endpoint that later children take for theirs."""
-    assert engine_args() == {"disable_log_stats": False}
-    with running(tmp_path / "run"):
-        assert engine_args() == {"disable_log_stats": False}
-    with running(tmp_path / "native", vllm_native_tracing=True):
-        endpoint = engine_args()["otlp_traces_endpoint"]
-        os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = endpoint  # as vLLM does
-        trace_engine(LLM(endpoint=endpoint))
-        assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" not in os.environ
-        os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = "http://elsewhere:4317"
-        trace_engine(LLM(endpoint="http://elsewhere:4317"))
-        assert os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://elsewhere:4317", "a user's own stays"
-
-
-def test_native_tracing_needs_the_plugin(tmp_path, monkeypatch, caplog):
-    """Catches engine processes that wait for an endpoint which is none, because vLLM does not load the plugin there."""
-    monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
-    with running(tmp_path / "run", vllm_native_tracing=True):
-        assert "otlp_traces_endpoint" not in engine_args()
-    assert caplog.text.count("VLLM_PLUGINS") == 1
-
-
-def test_the_plugin_leaves_other_processes_alone(monkeypatch, tmp_path):
-    """Catches a driver that becomes a worker because it imported vLLM first."""
-    monkeypatch.setenv("RAYTRACE_RL_ENABLED", "1")
-    monkeypatch.setenv("RAYTRACE_RL_RUN_DIR", str(tmp_path / "run"))
-    plugin()
-    assert setup.get_telemetry_handle() is None
-
-
-PLUGIN = """
-import multiprocessing, sys
-from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from raytrace_rl import setup
-from raytrace_rl.integrations.vllm import plugin
-
-class Exporter(SpanExporter):
-    def export(self, spans):
-        print("exported", [span.name for span in spans], flush=True)
-
-def engine_core():
-    provider = TracerProvider(resource=Resource({"vllm.instrumenting_module_name": "vllm.engine_core"}))
-    provider.add_span_processor(BatchSpanProcessor(Exporter()))
-    trace.set_tracer_provider(provider)
-    with trace.get_tracer("vllm").start_as_current_span("begun before"):
-        plugin()
-        plugin()
-        with trace.get_tracer("vllm").start_as_current_span("Load model"):
-            pass
-    provider.force_flush()
-    print(setup.get_telemetry_handle().run_dir, flush=True)
-    setup.shutdown_telemetry()
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context("fork").Process(target=engine_core, name="EngineCore")
-    process.start()
-    process.join()
-    sys.exit(process.exitcode)
-"""
-
-
-@pytest.mark.parametrize(("native", "exported"), [("1", False), ("0", True)])
-def test_in_a_child_our_spool_takes_over_from_vllms_exporter(tmp_path, native, exported):
-    """Catches vLLM's start-up spans that go nowhere, twice, or to an endpoint which is none."""
-    done = child(
-        PLUGIN,
-        RAYTRACE_RL_ENABLED="1",
-        RAYTRACE_RL_RUN_DIR=str(tmp_path / "run"),
-        RAYTRACE_RL_RUN_ID="r",
-        RAYTRACE_RL_WORKER_GROUP="generation",
-        RAYTRACE_RL_VLLM_NATIVE_TRACING=native,
-    )
-    from raytrace_rl.monitor import load_run
-
-    run = load_run(tmp_path / "run")
-    kept = {span.name for span in run.spans}
-    assert kept == ({"Load model"} if exported else {"Load model", "begun before"})
-    (process,) = run.processes
-    assert (process.worker_group, process.resource["rl.vllm.process"]) == ("generation.engine", "EngineCore")
-    assert ("exported" in done.stdout) == exported
-
-
-def test_an_unknown_engine_is_named_once_and_left_alone(telemetry, caplog):
-    """Catches a release that lacks what we wrap and breaks for it, or is silently not traced."""
-    thing = SimpleNamespace(generate=None)
-    assert trace_engine(trace_engine(thing)) is thing
-    assert vars(thing) == {"generate": None}
-    assert caplog.text.count("its calls make no spans") == 1
-    assert "was run against vllm 0.32.0" in caplog.text
-    assert (take_stats(thing), weight_version(thing)) == (GenerationStats(), None)
-
-
-def test_tracing_twice_wraps_once(telemetry):
-    """Catches two spans for each call of an engine that two parts of a program trace."""
-    llm = trace_engine(trace_engine(LLM([output(metrics=timings())]), weight_version=1), weight_version=2)
-    llm.generate(["a"], PARAMS)
-    assert names(telemetry).count("rl.vllm.generate") == 1
-    assert weight_version(llm) == 2
-
-
-def test_with_telemetry_off_engines_work_and_count(monkeypatch):
-    """Catches an engine that needs telemetry once it has been traced."""
-    llm = trace_engine(LLM([output()]))
-    assert len(llm.generate(["a"], PARAMS)) == 1
-    engine = trace_engine(AsyncLLM([output()]))
-    assert len(asyncio.run(collect(engine.generate("a", PARAMS, "1")))) == 1
-    assert take_stats(llm).ok == take_stats(engine).ok == 1
-    with load_model_span():
-        assert "TRACEPARENT" not in os.environ
-    assert trace_headers() == {}
-
-
-def test_engines_are_driven_from_many_threads(telemetry):
-    """Catches counts that are lost between threads."""
-    llm = trace_engine(LLM([output(metrics=timings())]))
-    threads = [threading.Thread(target=lambda: [llm.generate(["a"], PARAMS) for _ in range(20)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert take_stats(llm).requests == names(telemetry).count("rl.vllm.request") == 160
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_steps_numbers_are_the_sum_over_engines():
-    """Catches means of means, and a duration that adds up what ran side by side."""
-    second = 10**9
-    one = GenerationStats(2, 8, 20, ok=3, failed=1, started_ns=10 * second, ended_ns=12 * second)
-    two = GenerationStats(2, 4, 12, ok=4, failed=0, started_ns=11 * second, ended_ns=14 * second)
-    found = step_metrics([one, two, GenerationStats()])
-    assert found == {
-        "vllm/prompt_tokens": 12,
-        "vllm/generation_tokens": 32,
-        "vllm/generations_ok": 7,
-        "vllm/generations_failed": 1,
-        "vllm/prompt_length_mean": 3.0,
-        "vllm/generation_length_mean": 4.0,
-        "vllm/batch_duration_s": 4.0,
-    }
-    assert found.keys() == {row.logger_key for row in STEP_SERIES}
-    assert step_metrics([]).keys() == {
-        "vllm/prompt_tokens",
-        "vllm/generation_tokens",
-        "vllm/generations_ok",
-        "vllm/generations_failed",
-    }
-
-
-def test_the_series_bear_nemo_rls_names():
-    """Catches a dashboard of NeMo-RL's that stays empty."""
-    assert {row.name for row in STEP_SERIES} == {
-        "rl.vllm.prompt_tokens",
-        "rl.vllm.generation_tokens",
-        "rl.vllm.prompt_length.mean",
-        "rl.vllm.generation_length.mean",
-        "rl.vllm.generations.ok",
-        "rl.vllm.generations.failed",
-        "rl.vllm.batch.duration",
-    }

@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from examples.async_grpo.config import DemoConfig
 from examples.vllm_megatron_grpo.model import ModelConfig
+
+#: Settings of `DemoConfig` that mean nothing here: this run neither validates nor writes checkpoints.
+_NO_FLAGS: Final = {"validation_every", "validation_prompts", "checkpoint_every"}
 
 
 def _flag(default: float, description: str, least: float = 1) -> Any:
@@ -39,6 +42,16 @@ class EnginesConfig(DemoConfig):
                 f"{self.num_training_ranks} training ranks and {self.heads} heads cannot be split into shares of "
                 f"{self.tensor_parallel} (tensor_parallel)"
             )
+        if self.heads % self.engine_tensor_parallel:
+            raise ValueError(
+                f"{self.heads} heads cannot be split into shares of {self.engine_tensor_parallel} "
+                "(engine_tensor_parallel)"
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the run takes, if there are as many: one for each rank of every engine and of the trainer."""
+        return self.num_generators * self.engine_tensor_parallel + self.num_training_ranks
 
     @property
     def data_parallel(self) -> int:
@@ -72,14 +85,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         prog="python -m examples.vllm_megatron_grpo",
         description="Asynchronous GRPO on local Ray with a vLLM engine and Megatron-core, seen as one trace.",
     )
-    for setting in fields(EnginesConfig):
+    settings = [setting for setting in fields(EnginesConfig) if setting.name not in _NO_FLAGS]
+    for setting in settings:
         flag, kind = "--" + setting.name.replace("_", "-"), type(setting.default)
         parser.add_argument(flag, type=kind, default=setting.default, metavar="N", help=setting.metadata["help"])
     parser.add_argument("--run-dir", type=Path, help="directory for trace, model and summary")
     parser.add_argument("--span-groups", default="per_step", help="spans to record; 'all' has each request's")
     parsed = parser.parse_args(argv)
     try:
-        config = EnginesConfig(**{setting.name: getattr(parsed, setting.name) for setting in fields(EnginesConfig)})
+        config = EnginesConfig(**{setting.name: getattr(parsed, setting.name) for setting in settings})
     except ValueError as error:
         parser.error(str(error))
     return Arguments(config, parsed.run_dir, parsed.span_groups)

@@ -68,7 +68,7 @@ class Driver:
         with startup_span():
             with timer.time("setup/ray", span=setup_span("ray")):
                 init_ray()
-                gpus = ray.cluster_resources().get("GPU", 0) >= config.num_generators + config.num_training_ranks
+                gpus = ray.cluster_resources().get("GPU", 0) >= config.num_gpus
             with timer.time("setup/workers", span=setup_span("workers")):
                 self._create_actors(gpus)
             with timer.time("setup/engines", span=setup_span("engines")):

@@ -25,12 +25,14 @@ RL_COLLECTIVE_RANKS_ATTR: Final = "rl.collective.ranks"
 #: The call returned before the collective was done: the span is over its start alone.
 RL_COLLECTIVE_ASYNC_ATTR: Final = "rl.collective.async"
 
+#: Not ``isend`` and ``irecv``: torch tells the operations of a batch apart by which of the two functions they are, so
+#: that one taken before tracing began would be refused, or received where it should be sent.
 _FUNCTIONS: Final = (
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
-    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce",
-    "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "recv", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
-_NEVER_WAIT: Final = frozenset({"isend", "irecv", "batch_isend_irecv"})
+_NEVER_WAIT: Final = frozenset({"batch_isend_irecv"})
 
 
 class _Inside(threading.local):

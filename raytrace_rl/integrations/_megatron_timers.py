@@ -8,6 +8,7 @@ the same: a timer started inside another one, under the same current span, is it
 from __future__ import annotations
 
 import threading
+import weakref
 from types import TracebackType
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ MEGATRON_TIMER: Final = "megatron_timer"
 register_span_groups("raytrace_rl.integrations.megatron", [MEGATRON_TIMER], umbrellas=[MEGATRON_TIMER])
 
 _PREFIX: Final = "rl.megatron.timer."
-_VIEWS: Final = "_raytrace_timers"
+_TRACED: Final = "_raytrace_timers"
 
 
 class _Running(threading.local):
@@ -35,6 +36,8 @@ class _Running(threading.local):
 
 
 _running: Final = _Running()
+#: Views of the timers of each of Megatron's ``Timers``: beside them and not in them, since they are copied and pickled.
+_views: Final[weakref.WeakKeyDictionary[Any, dict[str, TimerView]]] = weakref.WeakKeyDictionary()
 
 
 class TimerView:
@@ -93,7 +96,13 @@ class TimerView:
             span.end()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["timer"], name)
+        if name.startswith("__"):  # of this object itself, such as what copying it asks for
+            raise AttributeError(name)
+        return getattr(self.timer, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies to a view of a copy of the timer: what is under way here is not under way there."""
+        return TimerView, (self.name, self.timer)
 
 
 class SpanTimers:
@@ -108,6 +117,10 @@ class SpanTimers:
     def __call__(self, name: str, log_level: int | None = None) -> TimerView:  # noqa: ARG002 - Megatron's signature
         """Returns the timer of that name."""
         return self._timers.setdefault(name, TimerView(name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies to timers of its own: Megatron copies whole configurations, and writes them into checkpoints."""
+        return SpanTimers, ()
 
 
 class TimerSpans:
@@ -125,13 +138,13 @@ class TimerSpans:
             _versions.unknown_api("megatron", "megatron.core.timers.Timers", "its timers make no spans")
             return
         plain = Timers.__call__
-        if getattr(plain, _VIEWS, False):
+        if getattr(plain, _TRACED, False):
             return  # asked for before: whoever did ends it
 
         def traced(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             timer = plain(self, name, *args, **kwargs)
             try:
-                views = self.__dict__.setdefault(_VIEWS, {})
+                views = _views.setdefault(self, {})
                 view = views.get(name)
                 if view is None:
                     view = views[name] = TimerView(name)
@@ -142,7 +155,7 @@ class TimerSpans:
                 return timer
             return view
 
-        setattr(traced, _VIEWS, True)
+        setattr(traced, _TRACED, True)
         self._timers, self._plain, self._traced = Timers, plain, traced
         Timers.__call__ = traced
 

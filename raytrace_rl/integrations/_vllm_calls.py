@@ -77,6 +77,10 @@ class TracedEngine:
         """VLLM makes request spans of its own."""
         return bool(self.endpoint)
 
+    def tells(self, answer: Answer) -> bool:
+        """VLLM makes a span of this request: of none that was aborted, or never answered."""
+        return self.native and bool(answer.reasons) and "abort" not in answer.reasons
+
     def take_stats(self) -> GenerationStats:
         """Returns the counts since they were taken last."""
         with self._lock:

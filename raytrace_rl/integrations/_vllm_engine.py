@@ -1,4 +1,4 @@
-"""Tracing one vLLM engine: its methods are wrapped by what kind of engine it is, and the object stays what it was."""
+"""Tracing one vLLM engine: its methods are wrapped by what kind of engine it is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import inspect
 from typing import Any, Final
 
 from raytrace_rl.integrations import _versions
-from raytrace_rl.integrations._vllm_batch import batch
+from raytrace_rl.integrations._vllm_batch import adding, batch
 from raytrace_rl.integrations._vllm_calls import TracedEngine
-from raytrace_rl.integrations._vllm_refit import manage
+from raytrace_rl.integrations._vllm_methods import Method, method_of, replace
+from raytrace_rl.integrations._vllm_refit import managed
 from raytrace_rl.integrations._vllm_steps import stepping
 from raytrace_rl.integrations._vllm_stream import streaming
 
@@ -31,18 +32,29 @@ def trace(engine: Any, version: Any) -> None:
             state.version = version
         return
     state = TracedEngine(engine, version)
-    if inspect.isasyncgenfunction(getattr(engine, "generate", None)):
-        engine.generate = streaming(state, engine.generate)
-    elif hasattr(engine, "llm_engine") and callable(getattr(engine, "generate", None)):
-        missing = _versions.lacking(engine, _BATCHES)
-        for name in missing:
-            _versions.unknown_api("vllm", f"LLM.{name}", "it makes no spans")
-        for name in _BATCHES.keys() - missing:
-            setattr(engine, name, batch(state, getattr(engine, name), _BATCHES[name]))
+    generate = method_of(engine, "generate")
+    methods: dict[str, Method]
+    if generate is not None and inspect.isasyncgenfunction(getattr(engine, "generate", None)):
+        methods = {"generate": streaming(state, generate)}
+    elif hasattr(engine, "llm_engine") and generate is not None:
+        methods = _batches(state, engine)
     elif not _versions.lacking(engine, ("add_request", "step", "abort_request")):
-        stepping(state, engine)
+        methods = stepping(state, engine)
     else:
         _versions.unknown_api("vllm", f"engine of the shape of {type(engine).__name__}", "its calls make no spans")
         return
     engine.__dict__[_STATE] = state
-    manage(state, engine)
+    replace(engine, {**methods, **managed(state, engine)})
+
+
+def _batches(state: TracedEngine, llm: Any) -> dict[str, Method]:
+    methods: dict[str, Method] = {}
+    for name, operation in _BATCHES.items():
+        if (plain := method_of(llm, name)) is not None:
+            methods[name] = batch(state, plain, operation)
+    add_request = method_of(llm.llm_engine, "add_request")
+    if add_request is None:
+        _versions.unknown_api("vllm", "LLM.llm_engine.add_request", "requests that come to nothing make no spans")
+    else:
+        replace(llm.llm_engine, {"add_request": adding(state, add_request)})
+    return methods

@@ -1,79 +1,59 @@
-"""What a vLLM engine does to processes: its children get telemetry by environment, and its own tracing stays in hand.
+"""What making a vLLM engine does to the environment: its children get telemetry by it, its own tracing stays in hand.
 
 vLLM (0.32) makes a TracerProvider of its own where it is given an OTLP endpoint, and writes that endpoint into the
 environment, whence each child does the same; so do the children of an engine that was never asked for spans, if the
 variable was there for somebody else. Here, spans that vLLM makes go to the spool like any others: our provider stands
-first in a traced process, and in vLLM's children takes over from vLLM's. The variable is hidden while an engine starts,
+first in a traced process, and in vLLM's children takes over from vLLM's. Where the plugin that does this is left out,
+vLLM's exporter sends to the node's local OTLP receiver, if that is on. The variable is hidden while an engine starts,
 and what vLLM writes there is taken back.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 import threading
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final
+from urllib.parse import quote
 
-from opentelemetry import trace
 from opentelemetry.trace import Span
 
 from raytrace_rl import _env_carrier, _process, _state, semconv
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.config import rank_identity
 from raytrace_rl.instrumentation import umbrella_span
-from raytrace_rl.setup import get_telemetry_handle, init_telemetry_worker
+from raytrace_rl.relay.address import local_endpoint
+from raytrace_rl.setup import get_telemetry_handle
 from raytrace_rl.span_groups import RLSpanGroup as G
 
 LOAD_SPAN: Final = "rl.vllm.load_model"
-#: What a process of an engine is called there: ``EngineCore``, ``VllmWorker-0``.
-RL_VLLM_PROCESS_ATTR: Final = "rl.vllm.process"
 
-_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+#: By which vLLM's own tracing is switched on.
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_SAMPLER: Final = "OTEL_TRACES_SAMPLER"
+_RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 _PLUGINS: Final = "VLLM_PLUGINS"
 _PLUGIN: Final = "raytrace_rl"
 _GROUP: Final = "RAYTRACE_RL_WORKER_GROUP"
 #: Processes of an engine are no ranks of their actor's group: identity is the pair of group and rank.
 _SUFFIX: Final = ".engine"
-#: An attribute of the resource of vLLM's own provider.
-_VLLM_RESOURCE: Final = "vllm.instrumenting_module_name"
-
-
-def plugin() -> None:
-    """Starts telemetry in a process that vLLM has started (``vllm.general_plugins``), if the environment enables it.
-
-    vLLM calls it in every one of its processes. In the one that made the engine nothing happens: who traces has started
-    there already.
-    """
-    try:
-        if get_telemetry_handle() is None and (multiprocessing.parent_process() is not None or _is_ray_worker()):
-            group = rank_identity().worker_group or "vllm"
-            init_telemetry_worker(
-                worker_group=group if group.endswith(_SUFFIX) else group + _SUFFIX,
-                resource_attributes={RL_VLLM_PROCESS_ATTR: multiprocessing.current_process().name},
-            )
-            config = _state.config if get_telemetry_handle() is not None else None
-            if config is not None and (config.vllm_native_tracing or config.exporter == "otlp"):
-                _take_over()
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        _state.warn_once("vllm-plugin", "A process of a vLLM engine has no telemetry: %r", error)
 
 
 def engine_args() -> dict[str, Any]:
     """Returns what an engine is to be built with: timings of its requests, and, if asked for, spans of its own."""
     found: dict[str, Any] = {"disable_log_stats": False}
-    config = _state.config
-    handle = get_telemetry_handle()
-    if handle is None or config is None or not (config.vllm_native_tracing and config.traces_enabled):
+    if not _native():
         return found
     allowed = os.environ.get(_PLUGINS)
-    if allowed is not None and _PLUGIN not in allowed.split(","):
+    if allowed is not None and _PLUGIN not in allowed.split(",") and not _receives():
         _state.warn_once(
-            "vllm-native", "vLLM's own spans stay off: %s leaves out %r, which keeps them.", _PLUGINS, _PLUGIN
+            "vllm-native",
+            "vLLM's own spans stay off: %s leaves out %r, which keeps them, and the local OTLP receiver "
+            "(otlp_receiver), which would take them, is off.",
+            _PLUGINS,
+            _PLUGIN,
         )
         return found
     found["otlp_traces_endpoint"] = native_endpoint()
@@ -81,16 +61,23 @@ def engine_args() -> dict[str, Any]:
 
 
 def native_endpoint() -> str:
-    """Returns the endpoint that switches vLLM's own tracing on."""
-    handle = get_telemetry_handle()
-    # Nothing is sent there: it is a name by which our own is told from one that a user has given vLLM.
-    return f"unix:{handle.run_dir if handle is not None else ''}/vllm.sock"
+    """Returns the endpoint that switches vLLM's own tracing on: the node's local OTLP receiver.
+
+    Whether that is on or not: where the plugin is loaded nothing is sent there.
+    """
+    config = _state.config
+    return local_endpoint(config.run_id or "" if config is not None else "")
 
 
 def forget_endpoint(endpoint: str | None) -> None:
     """Takes our endpoint out of the environment, where vLLM has written it for its children."""
-    if endpoint is not None and endpoint == native_endpoint() == os.environ.get(_ENDPOINT):
-        del os.environ[_ENDPOINT]
+    if endpoint is not None and endpoint == native_endpoint() == os.environ.get(ENDPOINT):
+        del os.environ[ENDPOINT]
+
+
+#: Those that are open, in the order in which they were entered.
+_loading: Final[list[LoadingModel]] = []
+_lock: Final = threading.Lock()
 
 
 class LoadingModel:
@@ -106,61 +93,80 @@ class LoadingModel:
         span = self._span.__enter__()
         try:
             if _state.tracing:
-                self._set({**_env_carrier.written(), _ENDPOINT: None})
-                process = _process.current
-                group = process.resource.get(semconv.RL_WORKER_GROUP) if process is not None else None
-                if group and rank_identity().worker_group is None:
-                    self._set({_GROUP: str(group)})
+                values = {**_env_carrier.written(), ENDPOINT: None, **_for_children()}
+                with _lock:
+                    self._before = {name: os.environ.get(name) for name in values}
+                    _put(values)
+                    _loading.append(self)
         except Exception as error:
             if is_interrupt(error):
                 raise
             _state.warn_once("vllm-environment", "An engine's processes are traced only in part: %r", error)
         return span
 
-    def _set(self, values: dict[str, str | None]) -> None:
-        for name, value in values.items():
-            self._before.setdefault(name, os.environ.get(name))
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        before, self._before = self._before, {}
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        with _lock:
+            if self in _loading:
+                place = _loading.index(self)
+                del _loading[place]
+                if place < len(_loading):
+                    # Another engine is still loading: what it found here was this one's.
+                    _loading[place]._before.update(self._before)
+                else:
+                    _put(self._before)
         self._span.__exit__(exc_type, exc, traceback)
 
 
-def _is_ray_worker() -> bool:
-    ray = sys.modules.get("ray")
-    try:
-        return bool(ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE)
-    except AttributeError:
-        return False
+def _put(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
-def _take_over() -> None:
-    """Detaches vLLM's own exporter, if it was there first: its spans reach the spool, and from there the same place."""
-    provider = trace.get_tracer_provider()
-    resource = getattr(provider, "resource", None)
-    if _VLLM_RESOURCE not in getattr(resource, "attributes", {}):
-        return
-    processors: Any = getattr(provider, "_active_span_processor", None)
-    attached = getattr(processors, "_span_processors", None)
-    if not isinstance(attached, tuple):
-        _state.warn_once("vllm-exporter", "vLLM's own exporter stays: this OpenTelemetry SDK keeps it elsewhere.")
-        return
-    from raytrace_rl._foreign import SpoolSpanProcessor
-    from raytrace_rl.integrations._vllm_late import LateSpans
+def _for_children() -> dict[str, str | None]:
+    """Returns what tells an engine's children whose they are; None for what they are not to see."""
+    found: dict[str, str | None] = {}
+    process = _process.current
+    group = process.resource.get(semconv.RL_WORKER_GROUP) if process is not None else None
+    if group and rank_identity().worker_group is None:
+        found[_GROUP] = str(group)
+    if _native() and _receives():
+        # For a child without the plugin: vLLM's provider samples, and its exporter speaks, as the environment says;
+        # and that is said for the relay. All that it knows of the run is its resource.
+        config = _state.config
+        known = {
+            semconv.RL_WORKER_GROUP: group_of_engine(str(group) if group else None),
+            semconv.PROCESS_PARENT_PID: str(os.getpid()),
+            semconv.SERVICE_NAME: config.service_name if config is not None else None,
+        }
+        pairs = [f"{key}={quote(value)}" for key, value in known.items() if value]
+        given = os.environ.get(_RESOURCE, "").strip()
+        found.update({_PROTOCOL: None, _SAMPLER: None, _RESOURCE: ",".join([*pairs, given] if given else pairs)})
+    return found
 
-    ours = tuple(one for one in attached if isinstance(one, SpoolSpanProcessor))
-    processors._span_processors = (LateSpans(), *ours)
-    for exporter in attached:
-        if exporter not in ours:  # what is in its queue may wait for an endpoint that is not there
-            threading.Thread(target=exporter.shutdown, name="raytrace_rl-vllm-exporter", daemon=True).start()
+
+def _native() -> bool:
+    """True if vLLM's own spans are asked for."""
+    config = _state.config
+    return (
+        get_telemetry_handle() is not None
+        and config is not None
+        and config.vllm_native_tracing
+        and config.traces_enabled
+    )
+
+
+def _receives() -> bool:
+    """True if the node's relay listens for OTLP."""
+    config = _state.config
+    return config is not None and config.otlp_receiver and config.exporter in ("spool", "otlp")
+
+
+def group_of_engine(group: str | None) -> str:
+    """Returns the worker group of an engine's processes: they are no ranks of their actor's."""
+    group = group or "vllm"
+    return group if group.endswith(_SUFFIX) else group + _SUFFIX

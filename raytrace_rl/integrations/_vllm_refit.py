@@ -15,6 +15,7 @@ from opentelemetry.trace import Span
 from raytrace_rl._contextvar import safe
 from raytrace_rl.instrumentation import managed_span
 from raytrace_rl.integrations._vllm_calls import TracedEngine
+from raytrace_rl.integrations._vllm_methods import Method, method_of
 from raytrace_rl.integrations._vllm_requests import version_of
 from raytrace_rl.span_groups import RLSpanGroup as G
 
@@ -37,33 +38,35 @@ _VERSIONING: Final = ("finish_weight_update", "update_weight_version", "set_weig
 _refitting: Final[ContextVar[bool]] = safe(ContextVar("raytrace_rl_vllm_refitting", default=False))
 
 
-def manage(state: TracedEngine, engine: Any) -> None:
-    """Wraps those methods that this engine has: what each release calls them differs."""
+def managed(state: TracedEngine, engine: Any) -> dict[str, Method]:
+    """Returns, wrapped, those methods that this engine has: what each release calls them differs."""
+    methods: dict[str, Method] = {}
     for name, span_name in _MANAGEMENT.items():
-        if callable(plain := getattr(engine, name, None)):
-            setattr(engine, name, _around(plain, functools.partial(_management, name, span_name)))
-    if callable(plain := getattr(engine, "collective_rpc", None)):
-        engine.collective_rpc = _around(plain, _remote)
+        if (plain := method_of(engine, name)) is not None:
+            methods[name] = _around(plain, functools.partial(_management, name, span_name))
+    if (plain := method_of(engine, "collective_rpc")) is not None:
+        methods["collective_rpc"] = _around(plain, _remote)
     for name in _VERSIONING:
-        if callable(plain := getattr(engine, name, None)):
-            setattr(engine, name, _versioned(state, plain))
+        if (plain := methods.get(name) or method_of(engine, name)) is not None:
+            methods[name] = _versioned(state, plain)
+    return methods
 
 
-def _around(plain: Callable[..., Any], make: Callable[..., AbstractContextManager[Span | None]]) -> Callable[..., Any]:
+def _around(plain: Method, make: Callable[..., AbstractContextManager[Span | None]]) -> Method:
     """Returns ``plain``, function or coroutine function, inside what ``make`` returns for its arguments."""
     if inspect.iscoroutinefunction(plain):
 
         @functools.wraps(plain)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
             with make(*args, **kwargs):
-                return await plain(*args, **kwargs)
+                return await plain(engine, *args, **kwargs)
 
         return awaited
 
     @functools.wraps(plain)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(engine: Any, *args: Any, **kwargs: Any) -> Any:
         with make(*args, **kwargs):
-            return plain(*args, **kwargs)
+            return plain(engine, *args, **kwargs)
 
     return called
 
@@ -105,7 +108,7 @@ class Refitting:
             self._span.__exit__(exc_type, exc, traceback)
 
 
-def _versioned(state: TracedEngine, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _versioned(state: TracedEngine, plain: Method) -> Method:
     """Returns ``plain``, after which the weights have the version that was given to it."""
 
     def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,16 +119,16 @@ def _versioned(state: TracedEngine, plain: Callable[..., Any]) -> Callable[..., 
     if inspect.iscoroutinefunction(plain):
 
         @functools.wraps(plain)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            result = await plain(*args, **kwargs)
+        async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            result = await plain(engine, *args, **kwargs)
             note(args, kwargs)
             return result
 
         return awaited
 
     @functools.wraps(plain)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = plain(*args, **kwargs)
+    def called(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(engine, *args, **kwargs)
         note(args, kwargs)
         return result
 

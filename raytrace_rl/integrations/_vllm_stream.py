@@ -27,14 +27,15 @@ from raytrace_rl.span_groups import RLSpanGroup as G
 
 
 def streaming(state: TracedEngine, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an async generator method that generates, as a span."""
+    """Returns ``AsyncLLM.generate`` (``plain``, as a function of the engine) as a span."""
     busy = Busy(BUSY_SPAN)
 
     @functools.wraps(plain)
-    async def generate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def generate(engine: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
         per_prompt = in_per_prompt_scope()
         call = _Call(state, G.PER_PROMPT if per_prompt else G.GENERATION, params)
+        call.name(kwargs.get("request_id", args[2] if len(args) > 2 else ""))
         if per_prompt:
             # Spans of a prompt's own carry no bucket, and they overlap: the engine's time is this one's.
             busy.begin(state.attributes(params, None, "text_completion"))
@@ -42,7 +43,7 @@ def streaming(state: TracedEngine, plain: Callable[..., Any]) -> Callable[..., A
         try:
             if state.native and "trace_headers" not in kwargs:
                 kwargs["trace_headers"] = call.headers() or None
-            stream = plain(*args, **kwargs)
+            stream = plain(engine, *args, **kwargs)
             async for output in stream:
                 call.see(output)
                 yield output
@@ -81,6 +82,10 @@ class _Call:
             failed(error)
         self._started = now_ns()
 
+    def name(self, request_id: Any) -> None:
+        """Notes what the caller calls the request: one that is never answered has no other name."""
+        self._progress.answer.request_id = request_id if isinstance(request_id, str) else ""
+
     def headers(self) -> dict[str, str]:
         """Returns the W3C headers of the call, for vLLM's own spans."""
         token = _otel_context.otel_var.set(self._context)
@@ -106,7 +111,7 @@ class _Call:
             state.count(answer, self._started, ended)
             if self._span is not None:
                 self._span.set_attributes(_vllm_requests.totals([answer], state.version))
-            if not state.native and _vllm_requests.wanted():
+            if not state.tells(answer) and _vllm_requests.wanted():
                 error = self._error if self._error != "GeneratorExit" or not answer.reasons else None
                 if answer.reasons:
                     warn_without_timings([answer])

@@ -18,7 +18,8 @@ from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.instrumentation import managed_span
 from raytrace_rl.integrations import _versions, _vllm_batch, _vllm_engine, _vllm_process
 from raytrace_rl.integrations._vllm_calls import BUSY_SPAN, GENERATE_SPAN, headers_of
-from raytrace_rl.integrations._vllm_process import LOAD_SPAN, engine_args, plugin
+from raytrace_rl.integrations._vllm_plugin import RL_VLLM_PROCESS_ATTR, plugin
+from raytrace_rl.integrations._vllm_process import LOAD_SPAN, engine_args
 from raytrace_rl.integrations._vllm_refit import REFIT_SPAN, RL_VLLM_METHOD_ATTR, Refitting
 from raytrace_rl.integrations._vllm_requests import REQUEST_SPAN, RL_VLLM_TIMINGS_ATTR
 from raytrace_rl.integrations._vllm_stats import (
@@ -37,6 +38,7 @@ __all__ = [
     "REFIT_SPAN",
     "REQUEST_SPAN",
     "RL_VLLM_METHOD_ATTR",
+    "RL_VLLM_PROCESS_ATTR",
     "RL_VLLM_TIMINGS_ATTR",
     "STEP_SERIES",
     "TESTED_VERSIONS",

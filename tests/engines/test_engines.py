@@ -51,6 +51,8 @@ ENVIRONMENT = {
     "RAYTRACE_RL_SPAN_GROUPS": "all",
     "RAYTRACE_RL_HEARTBEAT_S": "0.2",
     "RAYTRACE_RL_RUN_ID": "engines",
+    # Where vLLM's exporters would send to, if they were not taken over.
+    "RAYTRACE_RL_OTLP_RECEIVER": "1",
     # Somebody else's, for all processes of the cluster: vLLM must not take it for its own.
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9",
 }
@@ -246,6 +248,20 @@ def test_nobody_elses_endpoint_switches_vllms_tracing_on(scenario):
     """Catches vLLM's provider in a process that was not asked for it: `EngineCoreProc init` would be its first span."""
     assert {s.process.pid for s in scenario.named("EngineCoreProc init")} <= set(scenario.native_pids)
     assert [s for s in scenario.named("llm_request") if s.process.pid in scenario.offline_pids] == []
+
+
+def test_nothing_is_exported_as_well_as_kept(scenario):
+    """Catches spans of vLLM's that reach the spool and, by its exporter and the local receiver, the spool again."""
+    assert [process.key for process in scenario.run.processes if "vllm.process_id" in process.resource] == []
+    assert report(scenario.run)["loss"]["duplicates"] == 0
+
+
+def test_an_engines_processes_are_no_units_of_the_fleet(scenario):
+    """Catches an engine's core and workers counted as workers of their own, on a run without a GPU."""
+    fleet = report(scenario.run)["goodput"]["fleet"]
+    actors = {process.actor_id for process in scenario.run.processes if process.actor_id is not None}
+    assert len(actors) == 5, "two engines, two ranks, and the collector"
+    assert (fleet["unit"], fleet["units"]) == ("worker", len(actors))
 
 
 def test_each_megatron_rank_has_its_topology(scenario):
