@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from contextvars import Token
 from enum import Enum
-from hashlib import blake2b
 from operator import index
 from types import TracebackType
 from typing import Any, Final
@@ -192,6 +191,8 @@ def _agreed(prompt: Any, of: Any, limit: int) -> bool | None:
             type(prompt).__name__,
         )
         return None
+    from hashlib import blake2b  # costs every worker 2 ms, and few name prompts
+
     share = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
     return share * number < limit << 64
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from raytrace_rl import _registry, _state, span_groups
+from raytrace_rl.spool import place
 from tests.running import Telemetry, running
 
 
@@ -21,8 +21,7 @@ def _nothing_left_in_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     run_dirs: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     for node in run_dirs.rglob("spool/*") if run_dirs is not None else ():
-        label = hashlib.sha256(os.fsencode(node)).hexdigest()[:16]
-        shutil.rmtree(f"/dev/shm/raytrace_rl-{os.getuid()}/{label}", ignore_errors=True)
+        shutil.rmtree(f"/dev/shm/raytrace_rl-{os.getuid()}/{place.label(str(node))}", ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import stat
@@ -45,9 +44,10 @@ def test_active_files_lie_in_a_tmpfs_with_room(tmp_path: Path, shm: Path):
     """Every roll waits for the disk, with the GIL held; or others can read the files."""
     found = settle(str(tmp_path / "run"))
     assert found.directory == str(tmp_path / "run" / "spool" / place.node_name())
-    label = hashlib.sha256(found.directory.encode()).hexdigest()[:16]
     private = shm / f"raytrace_rl-{os.getuid()}"
-    assert found.active == str(private / label)
+    name = place.label(found.directory)
+    assert name.startswith(f"run.{place.node_name()}.")
+    assert found.active == str(private / name)
     assert [mode(path) for path in (found.directory, found.active, private)] == [0o700] * 3
 
 
@@ -188,3 +188,12 @@ def test_file_system_types(tmp_path: Path):
             assert not place._roomy_tmpfs(str(tmp_path / "with space"))
             # a sibling whose name begins alike lies elsewhere
             assert place.file_system_type(str(tmp_path / "with space too")) == place.file_system_type(str(tmp_path))
+
+
+def test_runs_of_one_name_have_names_of_their_own():
+    """Catches two runs in one place, and a name of a run that is no name of a directory."""
+    names = {place.label(f"{parent}/run/spool/node") for parent in ("/a", "/b")}
+    assert len(names) == 2
+    odd = place.label("/a/../" + "r\n n/" * 3 + "x" * 300 + "/spool/node")
+    assert len(odd) < 255
+    assert odd.replace(".", "").replace("-", "").replace("_", "").isalnum()

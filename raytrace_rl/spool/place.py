@@ -7,12 +7,12 @@ links to them, which sealing replaces by the files.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from raytrace_rl import _state
 from raytrace_rl.spool.liveness import boot_id
@@ -57,9 +57,8 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(f"{directory} is not writable")
-    label = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     tried: list[str] = []
-    for candidate in _candidates(directory, spool_dir, label):
+    for candidate in _candidates(directory, spool_dir, label(directory)):
         if candidate == directory or _make_private(candidate, in_private=not spool_dir):
             return Place(directory, candidate)
         tried.append(candidate)
@@ -69,19 +68,30 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
     return Place(directory, directory)
 
 
-def _candidates(directory: str, spool_dir: str | None, label: str) -> Iterator[str]:
+def label(directory: str) -> str:
+    """Returns what stands for a node's directory of a run where active files lie: for people too, who look there.
+
+    The run's name, the node's, and a checksum that tells runs of one name in two places apart. (A hash of `hashlib`
+    would cost each worker 2 ms at its start, for OpenSSL.)
+    """
+    run = os.path.basename(os.path.dirname(os.path.dirname(directory)))
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", f"{run[:64]}.{os.path.basename(directory)}")
+    return f"{name}.{crc32(os.fsencode(directory)):08x}"
+
+
+def _candidates(directory: str, spool_dir: str | None, name: str) -> Iterator[str]:
     if spool_dir:
         # Resolved, since what we make ourselves must be no link, but the user's directory may well lie behind one.
-        yield os.path.join(os.path.realpath(spool_dir), label)
+        yield os.path.join(os.path.realpath(spool_dir), name)
         return
     private = f"raytrace_rl-{os.getuid()}"
     if _roomy_tmpfs(_SHM):
-        yield os.path.join(_SHM, private, label)
+        yield os.path.join(_SHM, private, name)
     if is_local(directory):
         yield directory
     import tempfile  # costs every worker 2 ms, and is seldom needed
 
-    yield os.path.join(tempfile.gettempdir(), private, label)
+    yield os.path.join(tempfile.gettempdir(), private, name)
 
 
 def is_local(path: str) -> bool:
