@@ -62,6 +62,9 @@ def _say(result: Pushed) -> None:
     if result.busy:
         print(f"{result.node}: a relay is at work there")
         return
+    if result.unusable:
+        print(f"{result.node}: cannot be written, and what is sent has to be noted there: push a copy that can")
+        return
     parts = list(_counts(result.sent, "sent")) or ["nothing to send"]
     parts += [*_counts(result.rejected, "rejected by the receiver"), *_counts(result.dropped, "refused for good")]
     print(f"{result.node}: {', '.join(parts)}")

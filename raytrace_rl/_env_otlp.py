@@ -148,6 +148,11 @@ class _Variables:
     def url(self, default: str) -> tuple[str, bool]:
         """Returns the endpoint, and whether it is this signal's own (whose path, over HTTP, is taken as it is)."""
         variable, value = self.find("ENDPOINT")
+        try:
+            urlsplit(value)
+        except ValueError:
+            _warn(variable, _without_user(value), "a URL", f"{default} is used")
+            return default, False
         return (value, variable != f"{_PREFIX}ENDPOINT") if value else (default, False)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:

@@ -119,6 +119,8 @@ class Process:
                 home_bytes=said,
                 sends=config.exporter == "otlp",
                 receives=config.otlp_receiver,
+                # Such as an engine's process: a child of one of Ray's workers, which is not part of the cluster itself.
+                of_worker="RAY_RAYLET_PID" in os.environ and self.resource.get(semconv.RL_ROLE) != semconv.ROLE_DRIVER,
             )
         self._heartbeat = Heartbeat(
             writer,

@@ -65,6 +65,17 @@ def test_time_outside_of_steps_is_no_bubble():
     assert (entry["idle_s"], entry["part"]) == (10, 1)
 
 
+def test_an_engines_process_is_no_lane_of_its_own():
+    """Catches an engine that is listed as idle while its actor waits for it, or works without it."""
+    made = Made()
+    step = made.step(0, 10)
+    actor, engine = made.rank(0, "generation"), made.rank(0, "generation.engine")
+    actor.resource["process.pid"], engine.resource["process.parent_pid"] = 77, 77
+    made.span(actor, "generate", 0, 6, step, bucket="productive")
+    made.span(engine, "llm_request", 1, 2, step)
+    assert [one["lane"] for one in _bubbles(made)["lanes"]] == ["generation[0]"]
+
+
 def test_groups_add_their_ranks_up():
     """Catches a thousand ranks listed one by one where one line says it."""
     made = Made()

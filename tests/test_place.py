@@ -197,3 +197,13 @@ def test_runs_of_one_name_have_names_of_their_own():
     odd = place.label("/a/../" + "r\n n/" * 3 + "x" * 300 + "/spool/node")
     assert len(odd) < 255
     assert odd.replace(".", "").replace("-", "").replace("_", "").isalnum()
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounting is not permitted here")
+def test_a_directory_without_room_is_not_used_whoever_chose_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Catches a spool directory of a megabyte in which no process's files fit: all of its spans are dropped."""
+    small = tmp_path / "small"
+    with mounted(small, "size=1m"):
+        found = settle(str(tmp_path / "run"), str(small))
+        assert found.active == found.directory
+    assert str(small) in "".join(warnings_of(caplog))

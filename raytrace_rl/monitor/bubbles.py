@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from raytrace_rl import semconv
-from raytrace_rl.monitor import lanes
+from raytrace_rl.monitor import families, lanes
 from raytrace_rl.monitor.tables import MAX_LISTED
 from raytrace_rl.monitor.tree import Lane, Tree
 
@@ -47,8 +47,10 @@ def bubbles(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | 
     windows, segments = waited_for(tree.steps, paths)
     starts = [start for start, _, _ in segments]
     by_process: dict[str, tuple[Process, list[SpanRow]]] = {}
+    heads = families.heads(tree.run.processes, tree.run.spans)
     for row in tree.run.spans:
-        if row.process.role != semconv.ROLE_DRIVER:
+        # What a worker has started, such as an engine's processes, is idle or not with it.
+        if row.process.role != semconv.ROLE_DRIVER and heads.get(row.process.key) is row.process:
             by_process.setdefault(row.process.key, (row.process, []))[1].append(row)
     listed: dict[Lane, dict[Wait, int]] = {}
     wall: dict[Lane, int] = {}

@@ -53,6 +53,7 @@ class Asker:
         sends: Whether spans are sent at all (``exporter="otlp"``). Without that there is a relay only where the node
             does not share the driver's run directory, to bring its spools there, or where somebody is to listen.
         receives: The relay listens for OTLP on the node.
+        of_worker: One of Ray's workers has started this process, which is no part of the cluster itself.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Asker:
         home_bytes: int | None = None,
         sends: bool,
         receives: bool = False,
+        of_worker: bool = False,
     ) -> None:
         self._node_dir = Path(node_dir)
         self._run_dir = self._node_dir.parent.parent
@@ -73,6 +75,7 @@ class Asker:
         self._bound_bytes = bound_bytes
         self._home_bytes = home_bytes
         self._receives = receives
+        self._of_worker = of_worker
         self._lock = NodeLock(node_dir)
         self._settings = _settings() if sends else None
         self._relay: Any = None
@@ -95,6 +98,8 @@ class Asker:
             return
         self._look_at = now + self._look_s
         with_ray = _cluster() is not None
+        if not with_ray and self._of_worker:
+            return  # it has not been told what the node's relay is told: headers do not travel by environment
         if not with_ray and self._settings is None and not self._receives:
             return
         if not with_ray and now - self._born < _GRACE_S:
@@ -217,7 +222,7 @@ class Asker:
         """
         self._over = True
         cluster = _cluster()
-        if (cluster is not None and not driver) or (
+        if ((cluster is not None or self._of_worker) and not driver) or (
             self._settings is None and not self._attached and self._relay is None
         ):
             return

@@ -7,10 +7,10 @@ became of it (`tally`) are in the same file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -57,11 +57,14 @@ class Cursors:
     """
 
     def __init__(self, node_dir: str | os.PathLike[str], signal: str, destination: str) -> None:
+        import hashlib  # for the relay alone: a worker that looks for its relay has 2 ms less to wait
+
         label = hashlib.sha256(destination.encode()).hexdigest()[:8]
         self.path = Path(node_dir) / DIRECTORY / f"{signal}-{label}.json"
         self._destination = destination
         self._places: dict[str, _Place] = {}
         self._finished: dict[str, None] = {}
+        self._refused: dict[str, set[int]] = {}
         self._changed = False
         self.tally = Tally()
         self.load()
@@ -89,6 +92,10 @@ class Cursors:
         place = self._places.get(stem)
         return 0 if place is None else place.truncated
 
+    def is_refused(self, stem: str, number: int) -> bool:
+        """Whether something of a segment was passed over because it was refused: then only the spool has it."""
+        return number in self._refused.get(stem, ())
+
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def move(self, stem: str, number: int, offset: int) -> None:
@@ -96,6 +103,12 @@ class Cursors:
         place = self._places.setdefault(stem, _Place())
         if offset > place.at.get(number, 0):
             place.at[number] = offset
+            self._changed = True
+
+    def refuse(self, stem: str, number: int) -> None:
+        """Something of a segment is refused for good."""
+        if not self.is_refused(stem, number):
+            self._refused.setdefault(stem, set()).add(number)
             self._changed = True
 
     def finish_segment(self, stem: str, number: int) -> None:
@@ -122,16 +135,22 @@ class Cursors:
             self._places.pop(stem, None)
             self._changed = True
 
-    def forget(self, present: set[str]) -> None:
-        """Drops what is known of processes of which no file is left."""
+    def forget(self, present: Mapping[str, Collection[int]]) -> None:
+        """Drops what is known of files that are gone.
+
+        Args:
+            present: Numbers of the segments that are there, by process.
+        """
         for stem in [stem for stem in (*self._finished, *self._places) if stem not in present]:
             self._finished.pop(stem, None)
             self._places.pop(stem, None)
             self._changed = True
+        refused = {stem: numbers & set(present.get(stem, ())) for stem, numbers in self._refused.items()}
+        self._refused = {stem: numbers for stem, numbers in refused.items() if numbers}
 
     def clear(self) -> None:
         """Nothing is acknowledged any more."""
-        self._places, self._finished = {}, {}
+        self._places, self._finished, self._refused = {}, {}, {}
         self._changed = True
         self.tally.start_anew()
 
@@ -172,6 +191,7 @@ class Cursors:
             "destination": self._destination,
             "processes": places,
             "finished": list(self._finished),
+            "refused": {stem: sorted(numbers) for stem, numbers in self._refused.items()},
             "tally": self.tally.as_json(),
         }
 
@@ -183,6 +203,7 @@ class Cursors:
                 raise ValueError(f"version {found['version']} is not known here")
             places = {str(stem): _place(one) for stem, one in found["processes"].items()}
             finished = {str(stem): None for stem in found["finished"]}
+            refused = {str(stem): {int(n) for n in numbers} for stem, numbers in found.get("refused", {}).items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -192,7 +213,7 @@ class Cursors:
                 "relay-cursors-read", "%s cannot be read (%r): the node's spools are sent anew.", self.path, error
             )
             return
-        self._places, self._finished = places, finished
+        self._places, self._finished, self._refused = places, finished, refused
         tally = found.get("tally")
         self.tally.load(tally if isinstance(tally, dict) else {})
 

@@ -169,8 +169,8 @@ class Follower:
             if full or basket.sight < 0:
                 return Reading.FULL
             head = data[pos : pos + fmt.RECORD_HEADER.size]
-            if not settled and self._started and not head.strip(b"\0"):
-                return Reading.WAITING  # the zeros that were allocated ahead
+            if not settled and self._started and not head.strip(b"\0") and pos < piece:
+                return Reading.WAITING  # the zeros that were allocated ahead, and not where only this piece ends
             if len(data) == piece and goes_on(data, pos):
                 piece = _PIECE  # there is more, or a long record
                 continue

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
+import io
+import socket
 import ssl
 import tempfile
 from email.utils import parsedate_to_datetime
-from time import time
-from typing import TYPE_CHECKING
+from functools import partial
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from raytrace_rl._interrupts import is_interrupt
@@ -41,10 +44,13 @@ class HttpSender:
             request = gzip.compress(request, 1)
             headers["Content-Encoding"] = "gzip"
         try:
-            connection = self._connected(timeout_s)
+            connection = self._connected(monotonic() + timeout_s)
             connection.request("POST", self._path, request, headers)
             answer = connection.getresponse()
             body = answer.read(_LONGEST_ANSWER)
+        except ValueError:  # its message would show the header
+            self.close()
+            return Answer(retry=True, message="a header holds what HTTP cannot carry (OTEL_EXPORTER_OTLP_HEADERS)")
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, TimeoutError):
@@ -54,6 +60,8 @@ class HttpSender:
             return Answer(retry=True, message=f"{type(error).__name__}: {error}")
         if answer.will_close or answer.status != 200:
             self.close()
+        if 200 <= answer.status < 300 and answer.headers.get_content_type() == "text/html":
+            return Answer(message=f"HTTP {answer.status} with a page for people: that is no OTLP receiver")
         if 200 <= answer.status < 300:
             return partial_success(body)
         return Answer(
@@ -70,16 +78,53 @@ class HttpSender:
             with contextlib.suppress(OSError):
                 connection.close()
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._connection is None:
+    def _connected(self, deadline: float) -> http.client.HTTPConnection:
+        connection = self._connection
+        if connection is None:
             if self._endpoint.secure:
-                self._connection = http.client.HTTPSConnection(self._host, context=_context(self._endpoint))
+                connection = http.client.HTTPSConnection(self._host, context=_context(self._endpoint))
             else:
-                self._connection = http.client.HTTPConnection(self._host)
-        self._connection.timeout = timeout_s
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
-        return self._connection
+                connection = http.client.HTTPConnection(self._host)
+            self._connection = connection
+        if connection.sock is None:
+            connection.timeout = _left_s(deadline)
+            connection.connect()
+        connection.sock.settimeout(_left_s(deadline))
+        connection.response_class = partial(_Response, deadline)  # type: ignore[assignment]
+        return connection
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has come whole by its deadline; a socket's own time-out begins anew with each byte."""
+
+    def __init__(self, deadline: float, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Arriving(self.fp.detach(), sock, deadline))
+
+
+class _Arriving(io.RawIOBase):
+    """What arrives at a socket until a deadline."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
+        self._raw, self._sock, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(_left_s(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def _context(endpoint: Endpoint) -> ssl.SSLContext:

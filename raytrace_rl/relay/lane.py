@@ -147,9 +147,14 @@ class Lane:
         data = request(self.signal, batch.portions)
         for portion in batch.portions:
             portion.payloads.clear()  # they are in the request, and would be in memory twice
+        dropped = self.counts.dropped
         if data and not self._deliver(data, records):
             self.tail.rewind()
             return not self._gives_up and not self._stop.is_set()
+        if self.counts.dropped > dropped:
+            for portion in batch.portions:
+                for number in portion.offsets:
+                    self.cursors.refuse(portion.stem, number)
         self.counts.sampled_out += left_out
         self.counts.damaged += damaged
         self.tail.acknowledge(batch)

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import Relay
 from raytrace_rl.relay.writers import Writers
 from raytrace_rl.spool import seal
@@ -26,6 +27,7 @@ class Pushed:
         dropped, rejected: What the receiver has refused, by signal, so far; see `tally.Counts`.
         complete: Everything that can be read is acknowledged, and nothing of it was refused.
         busy: A relay is at it: nothing was done.
+        unusable: The directory cannot be written, and so no cursor be moved: nothing was done.
         writers: Processes of this host still write there.
         failures: What kept a signal from being sent, by signal.
     """
@@ -36,6 +38,7 @@ class Pushed:
     rejected: dict[str, int] = field(default_factory=dict)
     complete: bool = False
     busy: bool = False
+    unusable: bool = False
     writers: bool = False
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -63,7 +66,8 @@ def push(node_dir: Path, settings: Settings, *, deadline: float, again: bool = F
     relay = Relay(node_dir, settings)
     found = Pushed(node_dir.name, writers=Writers(node_dir).any())
     if not relay.acquire(min(1.0, max(0.0, deadline - monotonic()))):
-        found.busy = True
+        found.busy = NodeLock(node_dir).is_held()
+        found.unusable = not found.busy
         return found
     try:
         seal.adopt_orphans(str(node_dir))  # what killed processes of this host left in its memory

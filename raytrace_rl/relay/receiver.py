@@ -9,9 +9,11 @@ import contextlib
 import gzip
 import hmac
 import http.server
+import io
 import json
 import os
 import secrets
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -29,12 +31,19 @@ if TYPE_CHECKING:
 
 MAX_REQUEST: Final = 16 << 20
 _THREADS: Final = 4
+#: Seconds for which a sender on this node may pause in the midst of a request: it keeps others from sending theirs.
+_PAUSE_S: Final = 3.0
 _TYPE: Final = "application/x-protobuf"
 
 
 class _HttpServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # senders may all come at once; five is the default
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a sender that is gone before its answer: it would be a stack on the run's output."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class Receiver:
@@ -197,9 +206,14 @@ def _http_handler(receiver: Receiver, token: str) -> type[http.server.BaseHTTPRe
                 return self._store(signal, int(length))
 
         def _store(self, signal: Signal, length: int) -> tuple[int, bytes]:
+            self.connection.settimeout(_PAUSE_S)
             data: bytes | None = self.rfile.read(length)
-            if self.headers.get("Content-Encoding", "identity") == "gzip":
-                data = _gunzip(data or b"")
+            self.connection.settimeout(self.timeout)
+            if data is None or len(data) < length:  # cut off, and yet it may be a request, of fewer spans
+                receiver.refuse("invalid")
+                return 400, b""
+            if self.headers.get("Content-Encoding", "").lower() == "gzip":
+                data = _gunzip(data)
             if data is None:
                 receiver.refuse("too_large")
                 return 413, b""
@@ -219,10 +233,9 @@ def _http_handler(receiver: Receiver, token: str) -> type[http.server.BaseHTTPRe
 
 def _gunzip(data: bytes) -> bytes | None:
     """Returns what is compressed in ``data``; None if that is too much, or no gzip."""
-    with contextlib.suppress(zlib.error, gzip.BadGzipFile):
-        stream = zlib.decompressobj(wbits=31)
-        found = stream.decompress(data, MAX_REQUEST)
-        return found if stream.eof else None
+    with contextlib.suppress(zlib.error, gzip.BadGzipFile, EOFError):
+        found = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_REQUEST + 1)  # of all members, if there are several
+        return found if len(found) <= MAX_REQUEST else None
     return None
 
 

@@ -194,23 +194,28 @@ class Relay:
 
     def _tend(self, ended: Callable[[], None] | None) -> None:
         while not self._stopping.wait(_TEND_S):
-            try:
-                self._adopt()
-                self._free()
-                self._write_status()
-                if self._receiver is not None:
-                    self._receiver.intake.tend()
-                if self._is_idle():
-                    if self._close_receiver():
-                        self.drain(_LAST_S)
-                    self.stop()
-                    if ended is not None:
-                        ended()
-                    return
-            except Exception as error:
-                if is_interrupt(error):
-                    raise
-                _state.warn_once("relay-tend", "The relay of %s failed: %r", self.node_dir, error)
+            for duty in (self._adopt, self._free, self._write_status, self._beat):  # none keeps it from the others
+                self._guarded(duty)
+            if self._guarded(self._is_idle):
+                if self._guarded(self._close_receiver):
+                    self.drain(_LAST_S)
+                self.stop()
+                if ended is not None:
+                    ended()
+                return
+
+    def _guarded(self, duty: Callable[[], bool | None]) -> bool | None:
+        try:
+            return duty()
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            _state.warn_once("relay-tend", "The relay of %s failed: %r", self.node_dir, error)
+            return None
+
+    def _beat(self) -> None:
+        if self._receiver is not None:
+            self._receiver.intake.tend()
 
     def _is_idle(self) -> bool:
         now = monotonic()
@@ -244,7 +249,7 @@ class Relay:
 
     def _is_acknowledged(self, stem: str, number: int) -> bool:
         return (self.carrier is None or self.carrier.is_done(stem, number)) and all(
-            lane.cursors.is_done(stem, number) for lane in self.lanes
+            lane.cursors.is_done(stem, number) and not lane.cursors.is_refused(stem, number) for lane in self.lanes
         )
 
     def _write_status(self) -> None:

@@ -6,6 +6,7 @@ Source: OpenTelemetry protocol specification, "Failures" and "OTLP/gRPC Throttli
 from __future__ import annotations
 
 import random
+import re
 from typing import Final, NamedTuple
 
 from raytrace_rl.relay.raw import fields, varint
@@ -26,10 +27,15 @@ RETRYABLE_HTTP: Final = frozenset({429, 502, 503, 504})
 
 FIRST_S: Final = 0.5
 LONGEST_S: Final = 30.0
+#: A receiver that asks to be left alone for longer is asked again after this.
+LONGEST_ASKED_S: Final = 3600.0
 _FACTOR: Final = 2.0
 #: A wait is drawn from this much around what it would be, so that the relays of many nodes do not come back at once.
 _JITTER: Final = 0.5
 _RETRY_INFO: Final = b"google.rpc.RetryInfo"
+#: How servers in Go, C++, Java, Rust and .NET say that a message is too long for them; Rust's by OUT_OF_RANGE.
+_TOO_LARGE: Final = re.compile(r"message.*(larger than max|too large|exceeds)", re.IGNORECASE | re.DOTALL)
+_TOO_LARGE_CODES: Final = frozenset({"RESOURCE_EXHAUSTED", "OUT_OF_RANGE"})
 
 
 class Answer(NamedTuple):
@@ -66,11 +72,11 @@ class Backoff:
         self._next_s = FIRST_S
 
     def wait_s(self, asked_s: float = 0.0) -> float:
-        """Returns the seconds until the next attempt: no fewer than the receiver asked for."""
+        """Returns the seconds until the next attempt: no fewer than the receiver asked for, within an hour."""
         usual = self._next_s * self._random.uniform(1 - _JITTER, 1 + _JITTER)
         self._next_s = min(self._next_s * _FACTOR, LONGEST_S)
         if asked_s > 0:
-            return asked_s * self._random.uniform(1.0, 1.0 + _JITTER / 5)
+            return min(asked_s, LONGEST_ASKED_S) * self._random.uniform(1.0, 1.0 + _JITTER / 5)
         return usual
 
     def reset(self) -> None:
@@ -87,12 +93,13 @@ def grpc_failure(code: str, details: str, status: bytes | None) -> Answer:
         status: The ``google.rpc.Status`` in ``grpc-status-details-bin``, if there was one.
     """
     delay_s = retry_delay_s(status)
-    retry = code in RETRYABLE or (code == "RESOURCE_EXHAUSTED" and delay_s is not None)
+    too_large = code in _TOO_LARGE_CODES and delay_s is None and _TOO_LARGE.search(details) is not None
+    retry = not too_large and (code in RETRYABLE or (code == "RESOURCE_EXHAUSTED" and delay_s is not None))
     return Answer(
         retry=retry,
         delay_s=delay_s or 0.0,
         message=f"{code}: {details}" if details else code,
-        too_large=code == "RESOURCE_EXHAUSTED" and not retry and "larger than max" in details,
+        too_large=too_large,
         timed_out=code == "DEADLINE_EXCEEDED",
     )
 

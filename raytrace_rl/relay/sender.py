@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 USER_AGENT: Final = f"OTel-OTLP-Exporter-raytrace_rl/{VERSION}"
 _VERBOSITY: Final = "GRPC_VERBOSITY"
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
+#: Names and values of headers that gRPC takes as text; it would refuse each call for any other, as an INTERNAL error.
+_NAME: Final = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
+_VALUE: Final = re.compile(r"[ -~]*")
 #: After so many failures in a row the connection itself is in doubt (a peer that went silent): a new one is made.
 _DOUBT_AFTER: Final = 3
 #: The defaults let a collector that is back wait for two minutes.
@@ -65,9 +69,15 @@ class GrpcSender:
         self._failures = 0
         self._closed = False
         self._metadata = tuple(endpoint.headers)
+        self._odd = [
+            name for name, value in endpoint.headers if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value)
+        ]
 
     def send(self, request: bytes, timeout_s: float) -> Answer:
         """Sends one request; see `Sender`."""
+        if self._odd:
+            odd = ", ".join(map(repr, self._odd))
+            return Answer(retry=True, message=f"gRPC cannot carry the header {odd} (OTEL_EXPORTER_OTLP_HEADERS)")
         try:
             if self._channel is None:
                 self._connect()
@@ -79,7 +89,7 @@ class GrpcSender:
             if self._failures % _DOUBT_AFTER == 0:
                 self._disconnect()
             return grpc_failure(error.code().name, error.details() or "", _status_details(error))
-        except Exception as error:  # a closed channel, unusable metadata or certificates
+        except Exception as error:  # a closed channel, unusable certificates
             if is_interrupt(error):
                 raise
             return Answer(retry=True, message=f"{type(error).__name__}: {error}")

@@ -141,9 +141,9 @@ class Tail:
             return
         self._listed_at = changed_at if now - changed_at > _SETTLED_NS else None
         self._listing += 1
-        present = set()
+        present = {}
         for files in found:
-            present.add(files.stem)
+            present[files.stem] = files.segments
             if self._cursors.is_finished(files.stem):
                 continue
             process = self._processes.get(files.stem)
@@ -153,7 +153,7 @@ class Tail:
                 process = self._processes[files.stem] = FollowedProcess(files)
             process.files = files
             self._follow_segments(process)
-        for stem in self._processes.keys() - present:
+        for stem in self._processes.keys() - present.keys():
             self._processes.pop(stem).close()
         self._cursors.forget(present)
 

@@ -20,6 +20,8 @@ from raytrace_rl.spool.liveness import boot_id
 _SHM: Final = "/dev/shm"
 #: A tmpfs with less free than this is left to others.
 MIN_TMPFS_FREE: Final = 256 * 1024 * 1024
+#: With less than this the files of one process do not fit, whoever chose the directory.
+_MIN_FREE: Final = 8 * 1024 * 1024
 _LOCAL_TYPES: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "bcachefs"}
 )
@@ -59,7 +61,9 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
         raise PermissionError(f"{directory} is not writable")
     tried: list[str] = []
     for candidate in _candidates(directory, spool_dir, label(directory)):
-        if candidate == directory or _make_private(candidate, in_private=not spool_dir):
+        if candidate == directory or (
+            _make_private(candidate, in_private=not spool_dir) and _free(candidate) >= _MIN_FREE
+        ):
             return Place(directory, candidate)
         tried.append(candidate)
     _state.warn_once(
@@ -119,13 +123,16 @@ def file_system_type(path: str) -> str:
 
 
 def _roomy_tmpfs(path: str) -> bool:
+    return file_system_type(path) == "tmpfs" and _free(path) >= MIN_TMPFS_FREE
+
+
+def _free(path: str) -> int:
+    """Returns how many bytes are free there, 0 where that cannot be told."""
     try:
-        if file_system_type(path) != "tmpfs":
-            return False
         usage = os.statvfs(path)
     except OSError:
-        return False
-    return usage.f_bavail * usage.f_frsize >= MIN_TMPFS_FREE
+        return 0
+    return usage.f_bavail * usage.f_frsize
 
 
 def _make_private(path: str, *, in_private: bool) -> bool:

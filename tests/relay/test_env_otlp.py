@@ -89,6 +89,15 @@ def test_unreadable_values_are_a_warning_and_the_default(caplog):
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_an_endpoint_that_is_no_url_is_a_warning_and_the_default(protocol, caplog):
+    """Catches a bracket too few that switches all telemetry off."""
+    found = endpoint("traces", {P + "PROTOCOL": protocol, P + "ENDPOINT": "http://me:s3cret@[::1"})
+    assert "//localhost:431" in found.url
+    assert P + "ENDPOINT" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 def test_certificates_travel_as_contents(tmp_path, caplog):
     """Catches a relay on another node that looks there for a file which only the driver has."""
     (tmp_path / "ca.pem").write_bytes(b"CA")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -172,6 +173,18 @@ def test_it_ends_when_there_is_nothing_to_do(server, spool):
     assert over.wait(20)
     assert not NodeLock(spool.node_dir).is_held()
     assert len(server.spans()) == 10
+
+
+def test_it_ends_where_the_run_directory_was_deleted(server, spool):
+    """Catches an actor that stays on its node for ever, since a look into the directory fails each time."""
+    ended_itself = threading.Event()
+    relay = Relay(spool.node_dir, settings(server.url), idle_s=0.2)
+    assert relay.acquire()
+    relay.start(ended_itself.set)
+    assert relay.drain(20)
+    shutil.rmtree(spool.run_dir)
+    assert ended_itself.wait(30)
+    relay.stop()
 
 
 def test_it_stays_for_what_is_unsent_but_not_for_ever(spool, monkeypatch):

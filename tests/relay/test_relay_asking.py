@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from raytrace_rl.monitor import load_run
 from raytrace_rl.relay.lock import NodeLock
 from tests.running import attributes, child, wait_for
 
@@ -172,6 +173,29 @@ def test_the_settings_of_the_other_exporters_start_no_relay(tmp_path):
         tmp_path / "run",
     )
     assert json.loads(done.stdout) == []
+
+
+def test_a_child_of_a_rays_worker_leaves_sending_to_the_nodes_relay(server, tmp_path):
+    """Catches an engine's process that sends in a relay's place, without the headers that only that one was told."""
+    code = """
+    from raytrace_rl import setup, _process
+    from raytrace_rl.instrumentation import managed_span
+    from raytrace_rl.relay import asking
+    asking._GRACE_S = 0
+    setup.init_telemetry_worker()
+    with managed_span("generation", "s"):
+        pass
+    asker = _process.current.asker
+    asker._look_at = 0
+    asker.tick()
+    assert asker._thread is None
+    setup.shutdown_telemetry()
+    """
+    about = {"RUN_DIR": str(tmp_path / "run"), "RUN_ID": "r", "ENABLED": "1", "SPAN_GROUPS": "all", "EXPORTER": "otlp"}
+    environ = {f"RAYTRACE_RL_{name}": value for name, value in about.items()}
+    child(code, tmp_path / "run", OTEL_EXPORTER_OTLP_ENDPOINT=server.url, RAY_RAYLET_PID="1", **environ)
+    assert not server.received
+    assert [span.name for span in load_run(tmp_path / "run").spans] == ["s"]
 
 
 def test_a_missing_grpc_is_one_warning_that_names_the_extra(tmp_path):

@@ -183,7 +183,7 @@ def chosen():
 
 
 @pytest.mark.timeout(1800)
-def test_every_finished_span_arrives_whoever_iskilled(tmp_path, chosen, capsys, monkeypatch):
+def test_every_finished_span_arrives_whoever_is_killed(tmp_path, chosen, capsys, monkeypatch):
     """Catches an order of deaths on a real cluster that loses a finished span, or sends it under two ids."""
     with receiver() as server:
         run = Run(tmp_path, server.url)
@@ -200,7 +200,7 @@ def test_every_finished_span_arrives_whoever_iskilled(tmp_path, chosen, capsys, 
 
 
 @pytest.mark.timeout(1800)
-def test_a_driver_that_iskilled_takes_its_cluster_and_no_span_with_it(tmp_path, chosen, capsys, monkeypatch):
+def test_a_driver_that_is_killed_takes_its_cluster_and_no_span_with_it(tmp_path, chosen, capsys, monkeypatch):
     """Catches spans that only a cluster that is gone could have sent, and a push that does not find them."""
     with receiver() as server:
         run = Run(tmp_path, server.url)
@@ -211,5 +211,6 @@ def test_a_driver_that_iskilled_takes_its_cluster_and_no_span_with_it(tmp_path, 
             for pid in chosen.sample(workers, chosen.randint(0, len(workers))):
                 run.kill("worker", pid)
             run.kill("driver", driver.pid)
+            run.kills["relay"] += 1  # which goes with the cluster
             driver.wait(30)
         settle(run, server, monkeypatch, capsys)

@@ -77,10 +77,24 @@ def test_processes_without_files_are_forgotten(tmp_path):
     cursors.finish("1-5")
     cursors.move("2-5", 0, 300)
     cursors.move("3-5", 0, 300)
-    cursors.forget({"3-5"})
+    cursors.forget({"3-5": ()})
     cursors.save()
     found = json.loads(cursors.path.read_text())
     assert (found["finished"], list(found["processes"])) == ([], ["3-5"])
+
+
+def test_what_was_refused_is_forgotten_with_its_segment(tmp_path):
+    """Catches a file that grows with each segment of a run whose collector refuses everything."""
+    cursors = Cursors(tmp_path, "traces", "http://a")
+    for number in range(3):
+        cursors.refuse("1-5", number)
+    cursors.finish("1-5")
+    cursors.forget({"1-5": (2, 3)})
+    cursors.save()
+    again = Cursors(tmp_path, "traces", "http://a")
+    assert [number for number in range(4) if again.is_refused("1-5", number)] == [2]
+    cursors.forget({})
+    assert not cursors.is_refused("1-5", 2)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99, "processes": {}, "finished": []}'])

@@ -45,6 +45,16 @@ def test_what_comes_is_taken_once(tmp_path):
             assert take(follower) == (Reading.WAITING, [b"x" * size])
 
 
+@pytest.mark.parametrize("size", [64, 256, 4096, 1 << 16])
+def test_a_piece_that_ends_where_a_record_does_is_not_the_end_of_what_is_there(tmp_path, size):
+    """Catches a live process of which a look sees 64 KiB: a push is "complete", and the rest unsent and uncounted."""
+    count = 5 * (1 << 16) // size
+    one = pack_record(Kind.SPAN, b"x" * (size - len(pack_record(Kind.SPAN, b""))))
+    follower = Follower(str(write(tmp_path / "1-1.0.rts", *[one] * count, pad=10_000)))
+    reading, payloads = take(follower)
+    assert (reading, len(payloads)) == (Reading.WAITING, count)
+
+
 def test_a_sealed_segment_is_done_behind_its_last_record(tmp_path):
     """Catches a finished segment that is looked at for ever."""
     follower = Follower(str(write(tmp_path / "1-1.0.rts", *records(5, 6), sealed=True)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
 import ssl
@@ -127,6 +128,49 @@ def test_silence_and_a_dead_port_are_failures_in_time():
     dead = sender(port).send(REQUEST, 5)
     assert (silent.retry, silent.timed_out) == (True, True)
     assert (dead.retry, dead.timed_out) == (True, False)
+
+
+def test_a_receiver_that_answers_byte_by_byte_is_late():
+    """Catches a socket's time-out that begins anew with each byte: an answer of minutes, beyond every deadline."""
+
+    def drip(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        begun = time.monotonic()
+        answer = sender(listener.getsockname()[1]).send(REQUEST, 0.5)
+        assert time.monotonic() - begun < 10
+    assert (answer.accepted, answer.retry, answer.timed_out) == (False, True, True)
+    thread.join(10)
+
+
+@pytest.mark.parametrize("header", ["authorization=Bearer%20s3cret%0aX", "authorization=s3cret%E2%82%AC"])
+def test_a_header_that_cannot_be_sent_is_a_failure_that_tells_no_secret(header):
+    """Catches an exception instead of an answer, with the credential in it, and a connection that is stuck with it."""
+    with receiver() as server:
+        one = sender(server.server_port, HEADERS=header)
+        for _ in range(2):
+            answer = one.send(REQUEST, 10)
+            assert (answer.accepted, answer.retry) == (False, True)
+            assert "OTEL_EXPORTER_OTLP_HEADERS" in answer.message
+            assert "s3cret" not in answer.message
+    assert not server.requests
+
+
+def test_a_page_for_people_is_no_acknowledgement():
+    """Catches spans that a log-in page, or any web server, has "accepted"."""
+    with receiver() as server:
+        server.answers.append((200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>please log in"))
+        answer = sender(server.server_port).send(REQUEST, 10)
+    assert (answer.accepted, answer.retry) == (False, False)
+    assert "no OTLP receiver" in answer.message
 
 
 def test_tls(tmp_path):

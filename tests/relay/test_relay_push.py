@@ -116,6 +116,16 @@ def test_a_node_with_a_relay_is_left_to_it(server, run_dir, capsys):
     relay.stop()
 
 
+def test_a_directory_that_cannot_be_written_is_not_a_relay_at_work(server, run_dir, capsys):
+    """Catches somebody who waits for a relay that is not there, before a read-only archive."""
+    for node_dir in push.nodes(run_dir):
+        (node_dir / "relay").write_text("in the way, for root too")
+    assert main(["push", str(run_dir)]) == 1
+    out = capsys.readouterr().out
+    assert "at work" not in out
+    assert out.count("cannot be written") == 2
+
+
 def test_a_run_that_goes_on_is_sent_as_far_as_it_is(server, tmp_path, capsys):
     """Catches a live run's spans that wait for its end, and a push that does not say that more will come."""
     spool = Spool(tmp_path / "run")

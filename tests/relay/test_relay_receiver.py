@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import signal
+import socket
 import stat
+import struct
 import subprocess
 import sys
 import textwrap
@@ -27,6 +30,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from raytrace_rl._env_otlp import settings
 from raytrace_rl.monitor import load_run
 from raytrace_rl.relay import address, intake
+from raytrace_rl.relay import receiver as module
 from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import relay_for
 from raytrace_rl.relay.work import Work
@@ -110,6 +114,53 @@ def test_rubbish_is_refused_and_not_stored(relay, node_dir, data):
 def test_a_compressed_bomb_is_refused(relay):
     """Catches a few kilobytes that take all of a node's memory."""
     assert post(gzip.compress(bytes(64 << 20)), **{"Content-Encoding": "gzip"})[0] == 413
+
+
+def test_all_members_of_a_compressed_body_are_taken(relay, node_dir):
+    """Catches spans that are acknowledged and gone: gzip may have several members, one after the other."""
+    members = [gzip.compress(traces(spooling.span(n, 0, 1)).SerializeToString()) for n in (1, 2)]
+    assert post(b"".join(members), **{"Content-Encoding": "gzip"})[0] == 200
+    assert len(load_run(node_dir.parent.parent).spans) == 2
+    assert post(members[0][:-4], **{"Content-Encoding": "gzip"})[0] == 413
+
+
+def test_a_body_that_was_cut_off_is_refused_and_a_sender_that_is_gone_is_no_stack(relay, node_dir, capfd):
+    """Catches an acknowledgement of what never came, and stacks on a run's output for each sender that was killed."""
+    url, token = wait_for(lambda: address.local_http_endpoint("r"), "it listens")
+    where = ("127.0.0.1", int(url.rpartition(":")[2]))
+    body = traces(spooling.span(1, 0, 1)).SerializeToString()
+    about = f"Authorization: Bearer {token}\r\nContent-Type: application/x-protobuf\r\nContent-Length: {len(body) + 9}"
+    head = f"POST /v1/traces HTTP/1.1\r\n{about}\r\n\r\n".encode()
+    with socket.create_connection(where) as sender:
+        sender.sendall(head + body)
+        sender.shutdown(socket.SHUT_WR)
+        assert sender.makefile("rb").readline().split()[1] == b"400"
+    assert not list(node_dir.glob("*.rts"))
+    reset = struct.pack("ii", 1, 0)
+    with socket.create_connection(where) as sender:
+        sender.sendall(head + body)
+        wait_for(lambda: handlers() == 1, "it reads")
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    wait_for(lambda: not handlers(), "it has noticed")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_senders_that_stand_still_in_a_request_keep_nobody_out_for_long(relay, node_dir, monkeypatch):
+    """Catches four servers that were stopped in the midst of a request, and no other whose spans come through."""
+    monkeypatch.setattr(module, "_PAUSE_S", 0.3)
+    url, token = wait_for(lambda: address.local_http_endpoint("r"), "it listens")
+    about = f"Authorization: Bearer {token}\r\nContent-Type: application/x-protobuf\r\nContent-Length: 99"
+    with contextlib.ExitStack() as stack:
+        for _ in range(module._THREADS):
+            stalled = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+            stack.enter_context(stalled).sendall(f"POST /v1/traces HTTP/1.1\r\n{about}\r\n\r\n".encode())
+        wait_for(lambda: handlers() == module._THREADS, "they are in the midst of it")
+        assert post(traces(spooling.span(1, 0, 1)).SerializeToString())[0] == 200
+
+
+def handlers():
+    """Threads of the receiver that are at a request over HTTP."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def test_content_is_redacted_by_key(relay, node_dir):

@@ -63,10 +63,20 @@ def test_rubbish_is_no_delay(data):
     assert partial_success(data).accepted
 
 
-def test_a_message_too_large_is_told_apart():
-    """Catches a batch dropped whole by a receiver that would take its halves."""
-    found = grpc_failure("RESOURCE_EXHAUSTED", "Received message larger than max (5 vs. 4)", None)
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        ("RESOURCE_EXHAUSTED", "Received message larger than max (5 vs. 4)"),
+        ("RESOURCE_EXHAUSTED", "grpc: received message after decompression larger than max 4194304"),
+        ("RESOURCE_EXHAUSTED", "gRPC message exceeds maximum size 4194304: 5000000"),
+        ("OUT_OF_RANGE", "Error, decoded message length too large: found 5 bytes, the limit is: 4 bytes"),
+    ],
+)
+def test_a_message_too_large_is_told_apart(code, details):
+    """Catches a batch that a receiver would take in halves: dropped whole (Java), or sent for ever as it is (Rust)."""
+    found = grpc_failure(code, details, None)
     assert (found.too_large, found.retry) == (True, False)
+    assert not grpc_failure(code, "the queue is too large", None).too_large
 
 
 def test_partial_success_is_read():
@@ -94,3 +104,9 @@ def test_the_receivers_delay_is_never_undercut():
     """Catches a jitter that makes a retry earlier than the receiver asked for."""
     backoff = Backoff(1)
     assert all(7.0 <= backoff.wait_s(7.0) <= 7.7 for _ in range(100))
+
+
+@pytest.mark.parametrize("asked_s", [1e20, float("inf")])
+def test_an_absurd_delay_is_a_wait_that_can_be_waited_for(asked_s):
+    """Catches a delay that no clock holds: the wait fails, and the receiver is asked again each second."""
+    assert 3600 <= Backoff(1).wait_s(asked_s) <= 3960

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import grpc
 import pytest
 
 from raytrace_rl import _env_otlp
+from raytrace_rl.relay import lane, room, status
 from raytrace_rl.relay import relay as module
-from raytrace_rl.relay import room, status
+from raytrace_rl.relay.cursors import Cursors
 from raytrace_rl.relay.relay import Relay
-from tests.relay.otlp_server import receiver
+from tests.relay.otlp_server import Refusal, receiver
 from tests.running import wait_for
 from tests.spooling import Spool, ended, span
 
@@ -57,6 +59,27 @@ def test_a_relay_frees_what_every_signal_has_passed(spool, monkeypatch):
     assert again.acquire()
     again.stop()
     assert status.read(spool.node_dir)[status.FREED]["spans"] == 400
+
+
+def test_what_was_refused_is_not_removed_as_acknowledged(spool, monkeypatch):
+    """Catches spans at no receiver and in no spool, that nobody counts as lost and a push cannot send again."""
+    monkeypatch.setattr(module, "_TEND_S", 0.02)
+    monkeypatch.setattr(lane, "MAX_RECORDS", 150)
+    with receiver() as server:
+        settings = _env_otlp.settings({"OTEL_EXPORTER_OTLP_ENDPOINT": server.url})
+        server.answers.append(Refusal(grpc.StatusCode.UNAUTHENTICATED))
+        for _ in range(2):  # the second one has it from the file
+            relay = Relay(spool.node_dir, settings, bound_bytes=1000)
+            assert relay.acquire()
+            relay.start()
+            wait_for(lambda: left(spool) == [0, 1, 4], "the others are gone")
+            assert relay.drain(20)
+            relay.stop()
+    found = Cursors(spool.node_dir, "traces", server.url)
+    assert found.tally.total()["dropped"] == 150
+    assert [number for number in range(5) if found.is_refused(spool.stem(1), number)] == [0, 1]
+    found.clear()
+    assert not found.is_refused(spool.stem(1), 0)
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path):

@@ -158,11 +158,13 @@ def test_a_unix_socket(tmp_path):
         assert len(server.received) == 1
 
 
-def test_metadata_that_grpc_refuses_is_no_crash(server):
-    """Catches a header with a character that gRPC does not take, which raises in the caller."""
-    answer = sender(server.url, HEADERS="bad key!=x").send(REQUEST, 5)
-    assert not answer.accepted
-    assert answer.message
+@pytest.mark.parametrize("header", ["bad key!=s3cret", "key=s3%0acret", "key=s3%E2%82%ACcret", "key-bin=s3cret"])
+def test_metadata_that_grpc_refuses_is_a_failure_that_tells_no_secret(server, header):
+    """Catches a whole run dropped for good by its own machine, as if a receiver had refused it."""
+    answer = sender(server.url, HEADERS=header).send(REQUEST, 5)
+    assert (answer.accepted, answer.retry) == (False, True)
+    assert repr(header.partition("=")[0]) in answer.message
+    assert "cret" not in answer.message
 
 
 def test_the_protocol_chooses_the_sender():

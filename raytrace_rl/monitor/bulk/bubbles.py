@@ -11,6 +11,7 @@ from raytrace_rl import semconv
 from raytrace_rl.monitor import bubbles, lanes
 from raytrace_rl.monitor.bubbles import Wait
 from raytrace_rl.monitor.bulk.arrays import Ints, sums
+from raytrace_rl.monitor.bulk.goodput import heads
 from raytrace_rl.monitor.bulk.intervals import Spans, complement, intersection, measures, spans_of
 from raytrace_rl.monitor.bulk.steps import Steps
 from raytrace_rl.monitor.model import BUCKETS
@@ -56,11 +57,12 @@ def of_steps(steps: Steps, timelines: Timelines) -> dict[str, Any] | None:
     if not tree.steps:
         return None
     path = _Path(steps)
+    of_worker = heads(tree.columns, tree.columns.processes)
     listed: dict[Lane, dict[Wait, int]] = {}
     wall: dict[Lane, int] = {}
     for number, process in enumerate(tree.columns.processes):
         rows = tree.columns.rows_of(number)
-        if process.role == semconv.ROLE_DRIVER or rows.start == rows.stop:
+        if process.role == semconv.ROLE_DRIVER or rows.start == rows.stop or of_worker[process.key] is not process:
             continue
         lane = tree.lane(process)
         first = int(tree.columns.start[rows.start])

@@ -156,7 +156,7 @@ def of_columns(columns: Columns, timelines: Timelines) -> Goodput:
             every += [_NoLane(process)] if process.start_ns else []
         elif columns.bounds[lane] < columns.bounds[lane + 1] or process.start_ns:
             every.append(_ColumnLane(columns, lane, timelines))
-    return goodput.views(every, partial(_heads, columns), columns.run.windows or Windows())
+    return goodput.views(every, partial(heads, columns), columns.run.windows or Windows())
 
 
 class _NoLane(goodput_lanes.Lane):
@@ -182,7 +182,7 @@ class _NoLane(goodput_lanes.Lane):
         return _ColumnTime(Timeline(empty, empty, empty.astype(np.int8)))
 
 
-def _heads(columns: Columns, processes: Sequence[Process]) -> dict[str, Process]:
+def heads(columns: Columns, processes: Sequence[Process]) -> dict[str, Process]:
     """As `families.heads`: of the spans it is given those that it goes by, the first that hangs from an actor's."""
     found: list[tuple[int, int, int]] = []
     actor = np.array([process.actor_id is not None for process in columns.processes], np.bool_)
