@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> None:
 
         try:
             cursor = store.connection.execute(options.QUERY)
+            if cursor is None:  # DuckDB's answer to nothing but blanks and comments
+                raise QueryError("the query is empty")
             names = [column[0] for column in cursor.description or ()]
             _print(names, lambda: cursor.fetchmany(_ALIGNED), options)
         except duckdb.Error as error:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from raytrace_rl import cli
 from raytrace_rl.monitor import open_spans
 from tests.running import child, running, wait_for
 
@@ -29,7 +30,7 @@ with managed_span("generation", "held"):
 """
 
 
-def test_stacks_of_a_process_that_holds_the_gil_are_told_after_its_death(tmp_path):
+def test_stacks_of_a_process_that_holds_the_gil_are_told_after_its_death(tmp_path, capsys):
     """Catches a hang in C with the GIL held: no Python thread, hence no heartbeat, can say where it is."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLDER), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
@@ -47,6 +48,8 @@ def test_stacks_of_a_process_that_holds_the_gil_are_told_after_its_death(tmp_pat
     (section,) = [one for one in found[row.process.key] if one.ident == row.thread_id]
     assert [frame.function for frame in section.frames][-1] == "holds_the_gil"
     assert section.frames[-1].line == 11
+    assert cli.main(["stuck", str(tmp_path / "run")]) == cli.FINDINGS
+    assert "or more: its process held the GIL, then died" in capsys.readouterr().out, "0.0 s is no age of a hang"
 
 
 def test_a_hang_that_is_over_leaves_nothing(tmp_path):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from raytrace_rl import _decode
-from raytrace_rl.monitor import UnreadableRunError, load_run, otlp_json
+from raytrace_rl import _decode, cli
+from raytrace_rl.monitor import UnreadableRunError, export, load_run, otlp_json
 from raytrace_rl.spool.format import SEALED_OFFSET, SPAN_COUNT_OFFSET, Kind, pack_header, pack_record
 from tests.spooling import SECOND, T0, TRACE, Spool, attributes, ended, header, resource, span, span_id
 
@@ -421,6 +426,47 @@ def test_the_best_copy_of_a_span_is_kept(tmp_path, order):
     path.write_text("\n".join(line for line, n in zip(lines, order, strict=True) if n != 2), encoding="utf-8")
     (row,) = load_run(path).spans
     assert (row.end_ns, row.truncated) == (7, True)
+
+
+def _files_of_others(tmp_path):
+    """Files that are no traces, and look like protobuf or hide what they are."""
+    spool = Spool(tmp_path / "run")
+    spool.segment(1, ended(span(1, 0, 1)), resource=resource(rl__role="driver"))
+    perfetto, otlp, metrics = io.BytesIO(), io.BytesIO(), ExportMetricsServiceRequest()
+    export.export(load_run(tmp_path / "run"), "perfetto", perfetto)
+    export.export(load_run(tmp_path / "run"), "otlp-json", otlp)
+    metrics.resource_metrics.add().scope_metrics.add().metrics.add(name="rl.step.time").gauge.data_points.add(as_int=1)
+    zstd = b"\x28\xb5\x2f\xfd\x04\x00"
+    return {
+        "perfetto": (perfetto.getvalue(), "neither spool nor OTLP traces"),
+        "metrics": (metrics.SerializeToString(), "neither spool nor OTLP traces"),
+        "gzip": (gzip.compress(otlp.getvalue()), "is compressed (gzip): unpack it first"),
+        "zstd": (zstd, "is compressed (zstd): unpack it first"),
+        "zstd behind its length": (len(zstd).to_bytes(4, "big") + zstd, "is compressed (zstd): unpack it first"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["perfetto", "metrics", "gzip", "zstd", "zstd behind its length"])
+def test_a_file_of_another_form_is_no_run(tmp_path, kind):
+    """Catches a report without a span, or a `stuck` that calls all well, of a file that holds no trace at all."""
+    data, reason = _files_of_others(tmp_path)[kind]
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(UnreadableRunError, match=re.escape(reason)):
+        load_run(tmp_path / "file")
+
+
+def test_json_behind_a_byte_order_mark(tmp_path):
+    """Catches a file that an editor, or a shell of Windows, has saved, and that is called no OTLP."""
+    (tmp_path / "run.json").write_bytes(b"\xef\xbb\xbf" + GOOD_LINE.encode())
+    assert len(load_run(tmp_path / "run.json").spans) == 1
+
+
+def test_a_pipe_between_the_segments_holds_nobody_up(spool):
+    """Catches a report that waits for ever for a writer of something that is no file."""
+    spool.segment(1, ended(span(1, 0, 1)))
+    os.mkfifo(spool.node_dir / f"{spool.stem(2)}.0.rts")
+    assert cli.main(["report", str(spool.run_dir)]) == cli.OK
+    assert cli.main(["stuck", str(spool.run_dir)]) == cli.OK
 
 
 def test_too_long_a_line_is_skipped(tmp_path, monkeypatch):

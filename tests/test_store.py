@@ -171,6 +171,55 @@ def test_a_damaged_cache_is_made_anew(spool, table, damage):
     assert _ask(spool.run_dir, "SELECT count(*) FROM spans") == before
 
 
+@pytest.mark.parametrize("damage", ["missing", "changed", "of another"])
+def test_a_cache_that_is_not_whole_is_made_anew(spool, damage):
+    """Catches spans that a query silently leaves out, or takes from elsewhere, since their file still has a footer."""
+    before = _ask(spool.run_dir, "SELECT count(*), sum(duration_ns) FROM spans")
+    one, other = sorted((spool.run_dir / "cache").glob("*.spans.parquet"))
+    if damage == "missing":
+        one.unlink()
+    elif damage == "changed":
+        data = bytearray(one.read_bytes())
+        data[len(data) // 10] ^= 1
+        one.write_bytes(data)
+    else:
+        one.write_bytes(other.read_bytes())
+    assert _ask(spool.run_dir, "SELECT count(*), sum(duration_ns) FROM spans") == before
+
+
+def test_two_queries_at_once_of_a_live_run(spool):
+    """Catches a query whose files another one takes away, or replaces by what it has read of a process since."""
+    live = spool.alive(11)
+    try:
+        first = store.Store(spool.run_dir)
+        spool.segment(11, ended(span(300, 1, 2)), number=1)
+        second = store.Store(spool.run_dir)
+        counts = [one.connection.execute("SELECT count(*) FROM spans").fetchone() for one in (first, second)]
+        assert counts == [(8,), (9,)]
+        second.close()
+        assert first.connection.execute("SELECT count(*) FROM spans").fetchone() == (8,)
+        first.close()
+        left = {path.name.split(".")[1].split("-")[0] for path in (spool.run_dir / "cache").iterdir()}
+        assert left == {"10"}, "nothing stays of a process that may still change"
+    finally:
+        live.release()
+
+
+def test_two_writers_at_once_of_the_same_files(spool, monkeypatch):
+    """Catches two first queries at once of which one fails, for the other has renamed the file that it writes."""
+    from raytrace_rl.monitor import columns
+    from raytrace_rl.monitor.columns import Sink
+
+    monkeypatch.setattr(columns, "BATCH", 1)
+    run, base = load_run(spool.run_dir), spool.run_dir / "base"
+    sinks = [Sink(base, "same"), Sink(base, "same")]
+    for sink in sinks:
+        sink.spans(run.spans)
+        sink.rest(run, run.processes, run.stacks)
+    assert [len(sink.close()) for sink in sinks] == [3, 3]
+    assert not list(spool.run_dir.glob("*.part"))
+
+
 def test_an_older_version_of_the_cache_is_made_anew(spool, monkeypatch):
     """Catches columns that an older release has cached otherwise."""
     from raytrace_rl.monitor import fragments
@@ -245,12 +294,18 @@ def test_sql_for_programs(spool, capsys):
     assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[:2] == [["name", "n"], ["generate", "6"]]
     assert cli.main(["sql", str(spool.run_dir), QUERY, "--json"]) == cli.OK
     assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"name": "generate", "n": 6}
+    numbers = "SELECT 'nan'::DOUBLE AS a, ['inf'::DOUBLE, 1] AS b"
+    assert cli.main(["sql", str(spool.run_dir), numbers, "--json"]) == cli.OK
+    assert capsys.readouterr().out == '{"a": null, "b": [null, 1.0]}\n', "JSON has no NaN"
 
 
 def test_a_query_that_is_none(spool, capsys):
     """Catches a traceback at a typing error."""
     assert cli.main(["sql", str(spool.run_dir), "SELEC 1"]) == cli.UNUSABLE
     assert re.fullmatch(r"raytrace-rl: .*SELEC.*\n", capsys.readouterr().err)
+    for empty in ("", " ;", "-- nothing"):
+        assert cli.main(["sql", str(spool.run_dir), empty]) == cli.UNUSABLE
+        assert capsys.readouterr().err == "raytrace-rl: the query is empty\n"
 
 
 @pytest.mark.parametrize("module", ["duckdb", "pyarrow.parquet"])

@@ -29,6 +29,11 @@ class Builder:
         self._stacks: dict[tuple[str, str], StackRow] = {}
         self._processes: dict[str, Process] = {}
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether a span has been added."""
+        return bool(self._rows)
+
     def process(self, key: str) -> Process:
         """Returns the process of that key, a new one at first."""
         process = self._processes.get(key)

@@ -6,6 +6,7 @@ Imports pyarrow, of the ``report`` extra; nothing but the store leads here.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
@@ -175,14 +176,17 @@ def as_table(table: str, rows: Iterable[Any]) -> pa.Table:
 class Sink:
     """The Parquet files of one source: ``<base>.<table>.parquet``, each written in batches, none for an empty table.
 
+    Several processes may write the same ones at once: each writes files of its own, and whole ones take the names.
+
     Args:
         base: Path without the suffixes.
-        about: Kept in the metadata of each file.
+        about: Kept in the metadata of ``processes``, with what tells the other files apart from any that came later.
     """
 
     def __init__(self, base: Path, about: str) -> None:
         self._base = base
         self._about = about
+        self._own = secrets.token_hex(4)
         self._rows: dict[str, list[Any]] = {table: [] for table in COLUMNS}
         self._writers: dict[str, pq.ParquetWriter] = {}
 
@@ -203,10 +207,10 @@ class Sink:
         held = self._rows[table]
         for row in rows:
             held.append(row)
-            if len(held) >= BATCH:
+            if len(held) >= BATCH and table != "processes":  # it is written last, and there are few
                 self._flush(table)
 
-    def _flush(self, table: str) -> None:
+    def _flush(self, table: str, metadata: dict[str, str] | None = None) -> None:
         rows = self._rows[table]
         if not rows:
             return
@@ -214,23 +218,23 @@ class Sink:
         rows.clear()
         writer = self._writers.get(table)
         if writer is None:
-            described = SCHEMAS[table].with_metadata({"raytrace_rl": self._about})
+            described = SCHEMAS[table].with_metadata(metadata)
             writer = self._writers[table] = pq.ParquetWriter(self._part(table), described, compression="zstd")
         writer.write_table(made)
 
     def _part(self, table: str) -> Path:
-        return Path(f"{self._base}.{table}.part")
+        return Path(f"{self._base}.{table}.{self._own}.part")
 
     def close(self) -> list[Path]:
         """Writes what is left, and gives the files their names; ``processes``, which tells that all are there, last."""
-        for table in COLUMNS:
-            self._flush(table)
-        for writer in self._writers.values():
-            writer.close()
+        signs: dict[str, list[int]] = {}
         written = []
         for table in sorted(COLUMNS, key="processes".__eq__):
             path = Path(f"{self._base}.{table}.parquet")
+            self._flush(table, {"raytrace_rl": self._about, "files": json.dumps(signs)})
             if table in self._writers:
+                self._writers[table].close()
+                signs[table] = file_sign(self._part(table))
                 self._part(table).replace(path)
                 written.append(path)
             else:
@@ -243,6 +247,15 @@ class Sink:
             writer.close()
         for table in COLUMNS:
             self._part(table).unlink(missing_ok=True)
+
+
+def file_sign(path: Path) -> list[int]:
+    """Returns what tells a file from one that was written later, or cut short. [] where it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _text_safe(value: Any) -> Any:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from raytrace_rl.monitor.builder import Builder
 
+#: How a compressed file begins, or, behind its length, a message of a collector's file exporter.
+_PACKED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 #: The longest line or message taken; anything longer is reported as damage.
 MAX_MESSAGE: Final = 256 << 20
 
@@ -36,8 +38,11 @@ def add_file(builder: Builder, path: Path) -> None:
         if not path.is_file():  # a pipe would hang
             raise UnreadableRunError(f"{path}: not a regular file")
         with path.open("rb") as file:
-            head = file.read(4096).lstrip()
+            head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()  # a byte order mark, which JSON may have
             file.seek(0)
+            for magic, packer in _PACKED.items():
+                if head.startswith(magic) or head.startswith(magic, 4):
+                    raise UnreadableRunError(f"{path}: is compressed ({packer}): unpack it first")
             if head[:1] == b"{" and head[1:].lstrip()[:1] in (b'"', b"}"):
                 _add_json(builder, str(path), file)
             elif path.stat().st_size <= _TRIED or _may_be_protobuf(file.read(16)):
@@ -45,10 +50,14 @@ def add_file(builder: Builder, path: Path) -> None:
                 _add_protobuf(builder, str(path), file.read())
             else:
                 raise UnreadableRunError(f"{path}: neither a spool file nor OTLP, as JSON lines or protobuf")
+            if not builder.has_spans and builder.run.damage:
+                builder.requests = 0  # what it may hold besides is no trace
     except OSError as error:
         raise UnreadableRunError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+#: A message of so many bytes may say nothing at all: a batch without a field.
+_EMPTY: Final = 2
 #: A file of at most this many bytes is read whatever it begins with.
 _TRIED: Final = 64 << 20
 
@@ -143,8 +152,13 @@ def _add_protobuf(builder: Builder, path: str, data: bytes) -> None:
         except (ValueError, RecursionError) as error:
             builder.damage(Damage(path, start, stop - start, f"not an OTLP message: {error}", "payload"))
             continue
+        # Other files of messages (Perfetto's) have the same framing, and in them none of the fields.
+        told = [batch for batch in batches if batch.resource or batch.scopes]
+        if batches and not told and stop - start > _EMPTY:
+            builder.damage(Damage(path, start, stop - start, "not an OTLP traces message", "payload"))
+            continue
         builder.requests += bool(batches)
-        for batch in batches:
+        for batch in told:
             _add_batch(builder, path, start, batch)
     if end < len(data):
         builder.damage(Damage(path, end, len(data) - end, "not an OTLP traces message"))

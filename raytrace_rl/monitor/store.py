@@ -1,7 +1,8 @@
 """`Store`: a run as SQL tables. Spools become Parquet once, in parallel processes; DuckDB reads those.
 
-The Parquet files are a cache in the run directory, never trusted over their source: a process whose files have changed,
-or may still change, is read again. Needs the ``report`` extra.
+The Parquet files are a cache in the run directory, never trusted over their source: a process whose files have changed
+is read again. One whose files may still change is read at each query, into files that go with it. Needs the ``report``
+extra.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -79,6 +81,7 @@ class Store:
         self.read = 0
         self._parquet = pyarrow.parquet
         self._directory = self._place()
+        self._passing: tempfile.TemporaryDirectory[str] | None = None
         bases = self._bring_up_to_date(progress)
         self.connection = duckdb.connect()
         self._views(bases)
@@ -105,9 +108,10 @@ class Store:
         bases: list[Path] = []
         if self.path.is_dir():
             for files in spool_processes(self.path):
-                base = self._directory / re.sub(r"[^\w.-]", "_", f"{files.node}.{files.stem}")
-                bases.append(base)
+                name = re.sub(r"[^\w.-]", "_", f"{files.node}.{files.stem}")
                 sign = fragments.signature(files)
+                base = (self._directory if sign else self._passing_directory()) / name
+                bases.append(base)
                 if not sign or self._cached(base) != sign:
                     work.append((fragments.convert, files, base, sign))
         else:
@@ -125,14 +129,22 @@ class Store:
                 progress(done, len(work))
         return bases
 
+    def _passing_directory(self) -> Path:
+        """Where the files of processes that may still live are: another query, at the same time, reads more of them."""
+        if self._passing is None:
+            self._passing = tempfile.TemporaryDirectory(prefix="live-", dir=self._directory)
+        return Path(self._passing.name)
+
     def _cached(self, base: Path) -> str | None:
-        """What the files of ``base`` were made from; None if they are not there, or damaged."""
+        """What the files of ``base`` were made from; None if one is missing, damaged, or not of the others' making."""
+        from raytrace_rl.monitor.columns import file_sign
+
         try:
-            metadata = self._parquet.read_schema(f"{base}.processes.parquet").metadata or {}
+            metadata = self._parquet.read_table(f"{base}.processes.parquet").schema.metadata or {}
+            signs = json.loads(metadata[b"files"])
             for table in ("spans", "metrics", "logs", "stacks"):
-                path = Path(f"{base}.{table}.parquet")
-                if path.exists():
-                    self._parquet.read_metadata(path)
+                if file_sign(Path(f"{base}.{table}.parquet")) != signs.get(table, []):
+                    return None
         except Exception:  # whatever a damaged file makes pyarrow raise: it is made anew
             return None
         return str(metadata.get(b"raytrace_rl", b""), "utf-8", "replace")
@@ -192,7 +204,7 @@ class Store:
         directory.mkdir(parents=True, exist_ok=True)
         for table in TABLES:
             order = {"spans": " ORDER BY start_ns", "metrics": " ORDER BY time_ns", "logs": " ORDER BY time_ns"}
-            part, path = directory / f"{table}.parquet.part", directory / f"{table}.parquet"
+            part, path = directory / f"{table}.{os.getpid()}.part", directory / f"{table}.parquet"
             quoted = str(part).replace("'", "''")
             select = f"SELECT * FROM {table}{order.get(table, '')}"
             self.connection.execute(f"COPY ({select}) TO '{quoted}' (FORMAT parquet, COMPRESSION zstd)")
@@ -201,8 +213,10 @@ class Store:
         return int(found[0]) if found else 0
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Lets go of the connection, and of what was read of processes that may still live."""
         self.connection.close()
+        if self._passing is not None:
+            self._passing.cleanup()
 
 
 def _size(source: Any) -> int:
@@ -218,4 +232,13 @@ def _size(source: Any) -> int:
 
 def rows_as_json(names: list[str], rows: list[tuple[Any, ...]]) -> str:
     """Returns the rows of a query as JSON, an object a line."""
-    return "".join(json.dumps(dict(zip(names, row, strict=True)), default=str) + "\n" for row in rows)
+    return "".join(json.dumps(_known(dict(zip(names, row, strict=True))), default=str) + "\n" for row in rows)
+
+
+def _known(value: Any) -> Any:
+    """A value without the numbers that JSON has no word for (NaN, infinity): null in their place."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _known(item) for key, item in value.items()}
+    return [_known(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -78,6 +78,8 @@ def _stand(stand: Mapping[str, Any], found: Mapping[str, Any], frames: int | Non
     step = "" if front["iteration"] is None else f" (step {front['iteration']})"
     dead = stand["process"]["state"] in {"dead", "closed"}
     ended = {"dead": "open for {} when its process died", "closed": "open for {} when its process ended"}
+    if dead and stand["stack"] and stand["stack_ns"] is None:  # no heartbeat told how long it went on
+        ended["dead"] = "open for {} or more: its process held the GIL, then died"
     age = ended.get(stand["process"]["state"], "open for {}").format(seconds(front["age_s"]))
     lines = [
         f"{stand['stand']}. {cut(front['name'], 80)}{step}, {age}",

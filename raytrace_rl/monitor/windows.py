@@ -83,6 +83,8 @@ def stretch(text: str) -> tuple[Moment, Moment]:
     since, dots, until = text.partition("..")
     if not dots:
         raise ValueError(f"{text!r} is no FROM..TO, such as 90s..5m or 2026-01-31T09:00:00Z..2026-01-31T09:30:00Z")
+    if not since.strip() and not until.strip():
+        raise ValueError(f"{text!r} would leave out everything")
     begin = _moment(since.strip()) if since.strip() else Moment(-_ALWAYS, since_begin=False)
     end = _moment(until.strip()) if until.strip() else Moment(_ALWAYS, since_begin=False)
     if begin.since_begin == end.since_begin and end.ns <= begin.ns:

@@ -43,7 +43,7 @@ def read_header(path: str) -> Header:
         OSError: The file cannot be read.
         ValueError: It has no valid header.
     """
-    with open(path, "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would hang
         head = file.read(MIN_HEADER_SIZE)
         if len(head) == MIN_HEADER_SIZE:
             size = int.from_bytes(head[12:16], "little")
