@@ -134,8 +134,8 @@ class _Fields:
         if tag > 127:
             start = pos - 1
             tag, pos = _varint(buf, start, end)
-            if tag >> 32 or pos - start > 5:
-                raise ValueError("field number out of range")
+            if tag >> 32 or tag < 128 or pos - start > 5:
+                raise ValueError("field number out of range, or longer than it needs to be")
         wire = tag & 7
         if tag < 8:
             raise ValueError("field number 0")

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from raytrace_rl.spool import format as fmt
-from raytrace_rl.spool.format import MAX_HEADER_SIZE, Header, Kind, pack_header, parse_header
+from raytrace_rl.spool.format import MAX_HEADER_SIZE, MIN_HEADER_SIZE, Header, Kind, pack_header, parse_header
 from raytrace_rl.spool.listing import read_slots
 from raytrace_rl.spool.reader import Cursor
-from tests import golden_spool
+from tests import golden_spool, spooling
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -105,6 +106,25 @@ def test_header_size_beyond_the_limit_is_refused():
     struct.pack_into("<I", packed, 12, MAX_HEADER_SIZE + 8)
     with pytest.raises(ValueError, match="damaged"):
         parse_header(bytes(packed) + bytes(2 * MAX_HEADER_SIZE))
+
+
+def test_a_resource_that_does_not_fit_is_cut_between_attributes():
+    """Catches a process with much to say of itself whose whole header, and so its identity, no reader takes."""
+    values = {f"key{n}": "x" * 60_000 for n in range(30)}
+    packed = pack_header(replace(golden_spool.HEADER, resource=spooling.resource(**values)))
+    assert len(packed) <= MAX_HEADER_SIZE
+    kept = Resource.FromString(parse_header(packed).resource).attributes
+    assert [(one.key, len(one.value.string_value)) for one in kept] == [(f"key{n}", 60_000) for n in range(17)]
+
+
+def test_a_resource_longer_than_its_header_is_damage():
+    """Catches records taken for a part of the resource, and a header that depends on how much of the file was read."""
+    packed = bytearray(pack_header(golden_spool.HEADER))
+    struct.pack_into("<I", packed, MIN_HEADER_SIZE - 4, 5000)
+    crc = zlib.crc32(packed[fmt.SEALED_OFFSET + 8 :], zlib.crc32(packed[: fmt.HEARTBEAT_OFFSET]))
+    struct.pack_into("<I", packed, fmt.SEALED_OFFSET + 4, crc)
+    with pytest.raises(ValueError, match="5000"):
+        parse_header(bytes(packed) + bytes(9000))
 
 
 def test_unknown_version_is_named():

@@ -113,7 +113,9 @@ def test_stretches_are_read():
     assert stretch("5m..")[1].at(0) > 1 << 61
 
 
-@pytest.mark.parametrize("text", ["", "5m", "..",  "x..y", "5m..3m", "nan..5", "-5..5", "1e30..", "2026-13-01..", "5q..9q"])
+@pytest.mark.parametrize(
+    "text", ["", "5m", "..", "x..y", "5m..3m", "nan..5", "-5..5", "1e30..", "2026-13-01..", "5q..9q"]
+)
 def test_other_stretches_are_refused(text):
     """Catches a traceback, or a stretch that is quietly taken for another one."""
     with pytest.raises(ValueError, match=r"'|FROM"):

@@ -18,6 +18,7 @@ from raytrace_rl.spool import bound as bounding
 from raytrace_rl.spool import seal
 from raytrace_rl.spool import writer as module
 from raytrace_rl.spool.format import MAX_PAYLOAD, Kind, pack_record, parse_header
+from raytrace_rl.spool.liveness import Liveness
 from raytrace_rl.spool.place import Place
 from raytrace_rl.spool.reader import Cursor
 from raytrace_rl.spool.segment import create_segment
@@ -426,6 +427,28 @@ def test_oldest_go_and_are_counted(tmp_path: Path, mode: str, monkeypatch: pytes
     assert len(found) + _state.drops["spans"] == n
     assert len(warnings_of(caplog)) == 1
     assert "spool_max_mib" in warnings_of(caplog)[0]
+
+
+def test_segments_are_small_where_many_write(tmp_path: Path):
+    """Many writers' segments, allocated ahead, take several times the node's bound together; or the dead count."""
+    place = place_of(tmp_path, "direct")
+    bound = 16 << 20
+    (Path(place.directory) / "5-5.live").touch()  # nobody holds it
+    living = [Liveness(f"{place.directory}/{n}-7.live") for n in range(15)]
+    writer = SpoolWriter(place, b"", bound_bytes=bound)
+    living.append(Liveness(writer.paths(".live")[0]))
+    try:
+        writer.open()
+        assert 3 * 16 * writer.segment.capacity <= bound
+        for one in living[:15]:
+            one.release()
+        while writer.segment.number < 2:
+            writer.append_record(record(1))
+            writer.prepare_next()
+        assert writer.segment.capacity == bound // 8
+    finally:
+        writer.close()
+        living[-1].release()
 
 
 def test_journals_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
