@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raytrace_rl import _decode
+from raytrace_rl.spool import seal
 from raytrace_rl.spool.format import MAX_HEADER_SIZE, Kind, parse_header
 from raytrace_rl.spool.listing import node_processes
 from raytrace_rl.spool.place import node_name
@@ -95,6 +96,7 @@ class Soak:
             self._end(writers, collector)
             self._sample()
             self._settle()
+            seal.adopt_orphans(str(self.node_dir))  # what the killed have left in memory goes with the directory
         self.seen.failures += judge(self.plan, self.seen)
         return self.seen
 

@@ -7,6 +7,7 @@ import pytest
 from tests.soak import Soak
 from tests.soak_results import Plan
 
+pytest_plugins = ["tests.telemetry_fixtures"]
 pytestmark = [pytest.mark.slow]
 
 

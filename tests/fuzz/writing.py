@@ -19,8 +19,9 @@ from raytrace_rl.instrumentation import iteration_scope, managed_span, umbrella_
 
 def main(run_dir: str, end: str) -> None:
     """Writes, and ends as it is told."""
-    settings = {"enabled": True, "span_groups": "all", "run_dir": run_dir, "heartbeat_s": 3600, "logs_enabled": True}
-    handle = setup.init_telemetry_driver(settings)
+    settings = {"enabled": True, "span_groups": "all", "heartbeat_s": 3600, "logs_enabled": True}
+    # A place of its own for active files: in a shared tmpfs a killed process would leave them for good.
+    handle = setup.init_telemetry_driver({**settings, "run_dir": run_dir, "spool_dir": f"{run_dir}-active"})
     assert handle is not None
     with umbrella_span("job", "rl.grpo.job"), iteration_scope(3), umbrella_span("step", "rl.grpo.step"):
         for n in range(4):
