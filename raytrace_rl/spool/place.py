@@ -21,7 +21,7 @@ _SHM: Final = "/dev/shm"
 #: A tmpfs with less free than this is left to others.
 MIN_TMPFS_FREE: Final = 256 * 1024 * 1024
 #: With less than this the files of one process do not fit, whoever chose the directory.
-_MIN_FREE: Final = 8 * 1024 * 1024
+_MIN_FREE: Final = 2 * 1024 * 1024
 _LOCAL_TYPES: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "bcachefs"}
 )

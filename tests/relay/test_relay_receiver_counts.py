@@ -103,6 +103,7 @@ def test_no_room_is_the_senders_to_send_again(relay, node_dir, monkeypatch):
 def test_what_the_bound_takes_in_the_relay_is_counted_once(relay, node_dir, monkeypatch):
     """Catches spans dropped in a relay's own process, of which nobody is told, or that each sender's spool counts."""
     monkeypatch.setitem(_state.drops, "spans", _state.drops["spans"])
+    monkeypatch.setattr(_state, "config", None)  # a process of the relay's own, whatever other tests have started here
     for name in ("a", "b", "c"):
         assert post(traces(spooling.span(1, 0, 1), name=name).SerializeToString())[0] == 200
     bound._count_dropped(7, 1000)
