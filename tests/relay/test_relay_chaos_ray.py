@@ -23,6 +23,7 @@ import ray
 from raytrace_rl.cli import main
 from raytrace_rl.relay import actor
 from raytrace_rl.relay.lane import MAX_RECORDS
+from raytrace_rl.relay.lock import NodeLock
 from tests.conftest import start_cluster
 from tests.relay.otlp_server import receiver
 from tests.running import attributes, wait_for
@@ -168,6 +169,9 @@ def settle(run: Run, server, monkeypatch, capsys) -> None:
     """Once nobody writes any more, what they have left is sent; then everything is there."""
     pids = [int(name.rpartition("-")[2]) for name in run.writers]
     wait_for(lambda: not any(map(_is_there, pids)), "they are gone", 60)
+    locks = [NodeLock(node_dir) for node_dir in (run.run_dir / "spool").iterdir()]
+    # A relay whose cluster is gone follows it; one that lives leaves once it is idle.
+    wait_for(lambda: not any(lock.is_held() for lock in locks), "the relays are gone", 120)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     assert main(["push", str(run.run_dir)]) == 0, capsys.readouterr()
