@@ -274,6 +274,61 @@ def test_a_profiler_that_cannot_start_costs_nothing_but_a_warning(telemetry, cap
     assert caplog.text.count("is not profiled") == 1
 
 
+NESTED = """
+import sys, threading
+import torch
+from raytrace_rl import setup
+from raytrace_rl.integrations.torch import ProfilerWindow
+
+setup.init_telemetry_driver({{"enabled": True, "span_groups": "all", "run_dir": sys.argv[1]}})
+window = ProfilerWindow({{1, 2}})
+
+def work():
+    torch.ones(8).sum()
+
+{body}
+setup.shutdown_telemetry()
+"""
+
+
+TWICE = "with window(1), window(2): work()"
+AROUND = """
+with torch.profiler.profile() as own:
+    with window(1):
+        work()
+own.export_chrome_trace(sys.argv[1] + "/own")
+"""
+THREADS = """
+def both(n):
+    with window(n):
+        work()
+
+threads = [threading.Thread(target=both, args=(n % 2 + 1,)) for n in range(8)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "filed"),
+    [
+        (TWICE, 1),
+        ("with window(1), ProfilerWindow({2})(2): work()", 1),
+        ("with window(1):\n  with torch.profiler.profile(): work()", 0),
+        (AROUND, 0),
+        (THREADS, None),
+        ("for _ in range(2):\n  with window(1): work()", 2),
+    ],
+    ids=["twice", "two windows", "user's inside", "user's around", "threads", "again"],
+)
+def test_profilers_that_meet_end_no_process_and_overwrite_nothing(tmp_path, body, filed):
+    """Catches torch's segmentation fault where one profiler is begun within another, and a trace that is replaced."""
+    done = child(NESTED.format(body=body), tmp_path / "run")
+    profiles = list((tmp_path / "run" / "profiles").glob("iteration-*"))
+    assert filed is None or len(profiles) == filed, done.stderr
+    assert filed != 0 or "profile" in done.stderr
+
+
 def test_without_telemetry_nothing_is_profiled(monkeypatch):
     """Catches a profiler that slows down a run in which telemetry is off."""
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: pytest.fail("profiled"))

@@ -105,6 +105,15 @@ def test_without_the_plugin_the_local_receiver_takes_vllms_spans(tmp_path, monke
     assert "VLLM_PLUGINS" not in caplog.text
 
 
+def test_vllms_processes_do_not_sample(tmp_path, monkeypatch):
+    """Catches start-up spans of an engine's children that are sampled away before the spool has them."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    with running(tmp_path / "run", vllm_native_tracing=True):
+        with load_model_span():
+            assert "OTEL_TRACES_SAMPLER" not in os.environ
+        assert os.environ["OTEL_TRACES_SAMPLER"] == "always_off"
+
+
 def test_the_plugin_leaves_other_processes_alone(monkeypatch, tmp_path):
     """Catches a driver that becomes a worker because it imported vLLM first."""
     monkeypatch.setenv("RAYTRACE_RL_ENABLED", "1")

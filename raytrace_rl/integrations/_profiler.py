@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +22,8 @@ RL_PROFILE_PATH_ATTR: Final = "rl.profile.path"
 #: Span over the writing of a trace, which takes seconds.
 _EXPORT_SPAN: Final = "rl.torch.profile_export"
 _DIRECTORY: Final = "profiles"
+#: torch has one profiler a process: a second one beside it, or inside it, ends the process by a segmentation fault.
+_alone: Final = threading.Lock()
 
 
 class ProfilerWindow:
@@ -34,7 +37,8 @@ class ProfilerWindow:
                 train_step()
 
     The traces lie in ``RUN_DIR/profiles``, named by iteration, worker and process; the span ``rl.torch.profile_export``
-    says where. Without telemetry, without torch, and in all other iterations, the body simply runs.
+    says where. Without telemetry, without torch, and in all other iterations, the body simply runs; so it does, with a
+    warning, while another window or a profiler of the program's own is open.
 
     Args:
         iterations: The iterations to profile.
@@ -62,13 +66,19 @@ class _Profiled:
         handle = get_telemetry_handle()
         if self._iteration is None or handle is None or handle.run_dir is None:
             return
+        if not _alone.acquire(blocking=False):
+            _state.warn_once("profiler", "Iteration %s is not profiled: another window is open.", self._iteration)
+            return
         try:
             import torch.profiler
 
+            if _runs(torch):
+                raise RuntimeError("another profiler runs")
             profiler: Any = torch.profiler.profile(**self._options)
             profiler.start()
             self._profiler = profiler
-        except Exception as error:  # no torch, an option that it does not know, another profiler that runs
+        except BaseException as error:  # no torch, an option that it does not know
+            _alone.release()
             if is_interrupt(error):
                 raise
             _state.warn_once("profiler", "Iteration %s is not profiled: %r", self._iteration, error)
@@ -80,19 +90,25 @@ class _Profiled:
         if profiler is None:
             return
         try:
+            import torch
+
+            if _runs(torch) is False:
+                raise RuntimeError("another profiler, begun within the window, has ended it")
             profiler.stop()
             self._file(profiler)
         except Exception as error:
             if is_interrupt(error):
                 raise
             _state.warn_once("profiler", "The profile of iteration %s is lost: %r", self._iteration, error)
+        finally:
+            _alone.release()
 
     def _file(self, profiler: Any) -> None:
         handle = get_telemetry_handle()
         if handle is None or handle.run_dir is None:
             return
         directory = Path(handle.run_dir) / _DIRECTORY
-        name = f"iteration-{self._iteration}.{_who()}.json.gz"
+        name = _free_name(directory, f"iteration-{self._iteration}.{_who()}")
         attributes = {
             RL_PROFILE_PATH_ATTR: f"{_DIRECTORY}/{name}",
             semconv.RL_BUCKET: "overhead",
@@ -103,6 +119,21 @@ class _Profiled:
             partial = directory / f".{name}"  # the ending says that it is to be compressed
             profiler.export_chrome_trace(str(partial))
             partial.replace(directory / name)
+
+
+def _runs(torch: Any) -> bool | None:
+    """Returns whether a profiler runs in this thread; None where this version of torch does not say."""
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return None if enabled is None else bool(enabled())
+
+
+def _free_name(directory: Path, stem: str) -> str:
+    """Returns a name that no earlier profile of the iteration has: it may come again, in a second epoch."""
+    name, number = f"{stem}.json.gz", 1
+    while (directory / name).exists():
+        number += 1
+        name = f"{stem}-{number}.json.gz"
+    return name
 
 
 def _who() -> str:

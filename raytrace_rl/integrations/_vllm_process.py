@@ -134,9 +134,11 @@ def _for_children() -> dict[str, str | None]:
     group = process.resource.get(semconv.RL_WORKER_GROUP) if process is not None else None
     if group and rank_identity().worker_group is None:
         found[_GROUP] = str(group)
+    if _native():
+        found[_SAMPLER] = None  # a child's provider is vLLM's until ours takes over: the relay samples, not the spool
     if _native() and _receives():
-        # For a child without the plugin: vLLM's provider samples, and its exporter speaks, as the environment says;
-        # and that is said for the relay. All that it knows of the run is its resource.
+        # For a child without the plugin: vLLM's exporter speaks as the environment says, and that is said for the
+        # relay. All that it knows of the run is its resource.
         config = _state.config
         known = {
             semconv.RL_WORKER_GROUP: group_of_engine(str(group) if group else None),
@@ -145,7 +147,7 @@ def _for_children() -> dict[str, str | None]:
         }
         pairs = [f"{key}={quote(value)}" for key, value in known.items() if value]
         given = os.environ.get(_RESOURCE, "").strip()
-        found.update({_PROTOCOL: None, _SAMPLER: None, _RESOURCE: ",".join([*pairs, given] if given else pairs)})
+        found.update({_PROTOCOL: None, _RESOURCE: ",".join([*pairs, given] if given else pairs)})
     return found
 
 
