@@ -94,6 +94,7 @@ def scenario(tmp_path_factory) -> Iterator[Scenario]:
     folder = tmp_path_factory.mktemp("engines")
     run_dir = folder / "run"
     settings = {"enabled": True, "run_dir": str(run_dir), "run_id": "engines", "span_groups": "all"}
+    before = dict(os.environ)  # Ray puts the variables of a runtime environment into the driver's own, for good
     start_cluster(num_cpus=16, runtime_env={"env_vars": {**ENVIRONMENT, "RAYTRACE_RL_RUN_DIR": str(run_dir)}})
     setup.init_telemetry_driver(settings)
     try:
@@ -102,6 +103,8 @@ def scenario(tmp_path_factory) -> Iterator[Scenario]:
     finally:
         setup.shutdown_telemetry()
         ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _drive(model: Path, run_dir: Path, job_id: str) -> Scenario:

@@ -62,7 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
     done = subprocess.run(
         [sys.executable, "-m", "tests.engines.hostile", str(model), str(folder / "run")],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("RAYTRACE_RL_")}, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
         timeout=240,
