@@ -173,7 +173,7 @@ def rows() -> list[Row]:
             statistics.median(ratios),
             _spread(ratios),
             bar=5,
-            aim=5,
+            aim=12,
             ours=f"{relay[0].cpu_s / SPANS * 1e6:.2f} µs",
             theirs=f"{sdk[0].cpu_s / SDK_SPANS * 1e6:.2f} µs",
             at_least=True,
