@@ -231,7 +231,7 @@ def _flush_actors(actors: list[Any], timeout_s: float, *, final: bool, processes
         except Exception as error:
             if is_interrupt(error):
                 raise
-            _state.warn_once("flush-answer", "%r could not be flushed: %r", asked[ref], error)
+            _state.warn_once("flush-answer", "%r could not be flushed: %r", asked[ref], getattr(error, "cause", error))
             if ref not in by_process:  # a worker in whose environment this package is missing has no telemetry
                 timed_out.append(asked[ref])
     if final:

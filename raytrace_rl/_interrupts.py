@@ -21,7 +21,7 @@ _getsignal: Final[Callable[[int], Any]] = importlib.import_module("_signal").get
 
 def is_interrupt(error: BaseException) -> bool:
     """True if ``error`` came out of a signal handler or was injected from outside: it must be re-raised."""
-    if not isinstance(error, Exception) or isinstance(error, TimeoutError):
+    if not isinstance(error, Exception) or (isinstance(error, TimeoutError) and not _is_an_answer(error)):
         return True
     entries = _entries(error.__traceback__)
     if not entries:
@@ -35,6 +35,11 @@ def is_interrupt(error: BaseException) -> bool:
     innermost = entries[-1].tb_frame.f_globals.get("__name__", "")
     origin = type(error).__module__.partition(".")[0]
     return str(innermost).partition(".")[0] == _PACKAGE and origin not in ("builtins", _PACKAGE, "struct", "zlib")
+
+
+def _is_an_answer(error: TimeoutError) -> bool:
+    """True if Ray says so what became of a call: its time is over, or the method itself raised a `TimeoutError`."""
+    return any(kind.__module__ == "ray.exceptions" for kind in type(error).__mro__)
 
 
 def _is_handler(frame: FrameType) -> bool:

@@ -102,7 +102,7 @@ def small_disk(path: Path, monkeypatch: pytest.MonkeyPatch, *, mib: int = 4) -> 
     with monkeypatch.context() as patch:
         patch.setattr(segment, "_allocate", allocate_within)
         patch.setattr(seal, "_bring_home", bring_home_within)
-        patch.setattr(writer, "_free", lambda file: disk.free)
+        patch.setattr(writer, "free_bytes", lambda directory: disk.free)
         yield disk
 
 

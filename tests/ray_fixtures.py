@@ -5,7 +5,7 @@ Test modules name it in ``pytest_plugins``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +35,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     start_cluster(num_cpus=8, runtime_env={"env_vars": env})
     yield run_dir
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    """Two raylets on this machine, with logical CPUs and GPUs."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes: Any = Cluster()
+    for _ in range(2):
+        nodes.add_node(num_cpus=4, num_gpus=2, include_dashboard=False)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    nodes.shutdown()
 
 
 @pytest.fixture

@@ -315,6 +315,15 @@ def test_flush_and_kill_kills_them_all(traced_test, caplog):
     assert flush_and_kill(actors, timeout_s=10).dead == (actors[0], actors[1])
 
 
+def test_a_flush_that_fails_with_a_time_out_of_its_own_is_no_alarm(traced_test, caplog):
+    """Catches the driver's shutdown ended by a worker's TimeoutError, which passes for one raised on the driver."""
+    late, well = remote(traced_actors.LateFlush).remote(), remote(traced_actors.Worker).remote()
+    get([late.work.remote("x"), well.work.remote("x")])
+    report = flush_and_kill([late, well], timeout_s=10)
+    assert report == FlushReport(flushed=(well,), timed_out=(late,))
+    assert "the checkpoint is not written yet" in caplog.text
+
+
 def test_a_group_is_flushed_by_its_workers(traced_test, caplog):
     """Catches a group whose workers are not found, and an object that is none and fails the end of a run."""
     group = SimpleNamespace(workers=[remote(traced_actors.Worker).remote() for _ in range(2)])

@@ -15,6 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from raytrace_rl import _decode
+from tests.fuzz import official
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -107,23 +108,6 @@ requests = st.builds(
 )
 
 
-def value_of(value):
-    """What the official class holds, as the decoder is to give it."""
-    which = value.WhichOneof("value")
-    if which is None:
-        return None
-    if which == "array_value":
-        return [value_of(item) for item in value.array_value.values]
-    if which == "kvlist_value":
-        return attributes_of(value.kvlist_value.values)
-    return getattr(value, which)
-
-
-def attributes_of(items):
-    """As `value_of`, for attributes."""
-    return {item.key: value_of(item.value) for item in items}
-
-
 def assert_same_span(got, wanted):
     """Every field of a span."""
     assert got.trace_id == wanted.trace_id
@@ -134,11 +118,14 @@ def assert_same_span(got, wanted):
     assert got.kind == wanted.kind
     assert got.start_ns == wanted.start_time_unix_nano
     assert got.end_ns == wanted.end_time_unix_nano
-    assert got.attributes == attributes_of(wanted.attributes)
-    assert list(map(type, got.attributes.values())) == [type(value_of(item.value)) for item in wanted.attributes]
+    assert got.attributes == official.attributes_of(wanted.attributes)
+    assert list(map(type, got.attributes.values())) == [
+        type(official.value_of(item.value)) for item in wanted.attributes
+    ]
     assert got.dropped_attributes == wanted.dropped_attributes_count
     assert got.events == tuple(
-        (e.time_unix_nano, e.name, attributes_of(e.attributes), e.dropped_attributes_count) for e in wanted.events
+        (e.time_unix_nano, e.name, official.attributes_of(e.attributes), e.dropped_attributes_count)
+        for e in wanted.events
     )
     assert got.dropped_events == wanted.dropped_events_count
     assert got.links == tuple(
@@ -146,7 +133,7 @@ def assert_same_span(got, wanted):
             link.trace_id,
             link.span_id,
             link.trace_state,
-            attributes_of(link.attributes),
+            official.attributes_of(link.attributes),
             link.dropped_attributes_count,
             link.flags,
         )
@@ -171,14 +158,14 @@ def test_request(message):
     got = _decode.request(message.SerializeToString())
     assert len(got) == len(message.resource_spans)
     for batch, wanted in zip(got, message.resource_spans, strict=True):
-        assert batch.resource == attributes_of(wanted.resource.attributes)
+        assert batch.resource == official.attributes_of(wanted.resource.attributes)
         assert _decode.resource(wanted.resource.SerializeToString()) == batch.resource
         assert len(batch.scopes) == len(wanted.scope_spans)
         for scope, wanted_scope in zip(batch.scopes, wanted.scope_spans, strict=True):
             assert scope.scope == (
                 wanted_scope.scope.name,
                 wanted_scope.scope.version,
-                attributes_of(wanted_scope.scope.attributes),
+                official.attributes_of(wanted_scope.scope.attributes),
             )
             assert len(scope.spans) == len(wanted_scope.spans)
             for span, wanted_span in zip(scope.spans, wanted_scope.spans, strict=True):
@@ -268,7 +255,7 @@ def test_falsy_attributes_are_kept():
     for value in (AnyValue(int_value=0), AnyValue(bool_value=False), AnyValue(string_value="")):
         data = Span(attributes=[KeyValue(key="k", value=value)]).SerializeToString()
         for _ in range(2):
-            assert _decode.span(data).attributes == {"k": value_of(value)}
+            assert _decode.span(data).attributes == {"k": official.value_of(value)}
 
 
 def test_imports_nothing_heavy():

@@ -465,6 +465,12 @@ def _delegating_handler(signum: int, frame: object) -> None:
     _restoring_handler(signum, None)
 
 
+def _handler_of_rays(_signum: int, _frame: object) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    raise GetTimeoutError("an alarm in the words of Ray")
+
+
 class CallableHandler:
     def __call__(self, _signum: int, _frame: object) -> None:
         raise ValueAlarm
@@ -510,6 +516,20 @@ def test_own_failures_and_those_of_users_objects_are_not_interrupts():
             _encode.any_value("k", value)
         assert not _interrupts.is_interrupt(caught.value)
     assert not _interrupts.is_interrupt(ValueError("never raised"))
+
+
+def test_what_ray_says_of_a_call_is_no_interrupt_but_a_time_out_is():
+    """A shutdown ends because an actor is busy: Ray's time-outs, and a method's own, are `TimeoutError` too."""
+    from ray.exceptions import GetTimeoutError, RayTaskError
+
+    of_the_method = RayTaskError("work", "Traceback", TimeoutError("its own")).as_instanceof_cause()
+    assert isinstance(of_the_method, TimeoutError)
+    for answer in (GetTimeoutError("late"), of_the_method):
+        with pytest.raises(TimeoutError) as caught:
+            raise answer
+        assert not _interrupts.is_interrupt(caught.value)
+    assert _interrupts.is_interrupt(TimeoutError("an alarm"))
+    assert _interrupts.is_interrupt(raised_in(_handler_of_rays))
 
 
 def test_exception_injected_from_another_thread_is_the_users():

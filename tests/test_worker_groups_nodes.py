@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from raytrace_rl.worker_groups import RayVirtualCluster, RayWorkerBuilder, RayWorkerGroup, ResourceInsufficientError
 from tests import worker_group_actors as actors
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    """Two raylets on this machine, with logical CPUs and GPUs."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    nodes: Any = Cluster()
-    for _ in range(2):
-        nodes.add_node(num_cpus=4, num_gpus=2, include_dashboard=False)
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
-    nodes.shutdown()
+pytest_plugins = ["tests.ray_fixtures"]
 
 
 def get(refs: Any) -> Any:

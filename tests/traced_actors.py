@@ -224,6 +224,13 @@ class DemandingFlush(Worker):
         raise AssertionError(path)
 
 
+class LateFlush(Worker):
+    """Waits in its flush for something of its own, which takes too long."""
+
+    def flush_telemetry(self, timeout_s: float) -> bool:  # type: ignore[override]
+        raise TimeoutError("the checkpoint is not written yet")
+
+
 class ModelInit(TracedActor, model_init=True):
     """Loads weights in its constructor, and its base in its own."""
 

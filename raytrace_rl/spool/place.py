@@ -62,7 +62,7 @@ def settle(run_dir: str, spool_dir: str | None = None) -> Place:
     tried: list[str] = []
     for candidate in _candidates(directory, spool_dir, label(directory)):
         if candidate == directory or (
-            _make_private(candidate, in_private=not spool_dir) and _free(candidate) >= _MIN_FREE
+            _make_private(candidate, in_private=not spool_dir) and free_bytes(candidate) >= _MIN_FREE
         ):
             return Place(directory, candidate)
         tried.append(candidate)
@@ -123,13 +123,13 @@ def file_system_type(path: str) -> str:
 
 
 def _roomy_tmpfs(path: str) -> bool:
-    return file_system_type(path) == "tmpfs" and _free(path) >= MIN_TMPFS_FREE
+    return file_system_type(path) == "tmpfs" and free_bytes(path) >= MIN_TMPFS_FREE
 
 
-def _free(path: str) -> int:
+def free_bytes(directory: str) -> int:
     """Returns how many bytes are free there, 0 where that cannot be told."""
     try:
-        usage = os.statvfs(path)
+        usage = os.statvfs(directory)
     except OSError:
         return 0
     return usage.f_bavail * usage.f_frsize

@@ -14,7 +14,7 @@ from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.spool import bound, seal
 from raytrace_rl.spool.format import MAX_PAYLOAD, Header, Kind, pack_record
 from raytrace_rl.spool.liveness import boot_id
-from raytrace_rl.spool.place import Place, is_local
+from raytrace_rl.spool.place import Place, free_bytes, is_local
 from raytrace_rl.spool.segment import Segment, create_segment, no_segment
 
 FIRST_SIZE: Final = 1 << 20
@@ -182,7 +182,8 @@ class SpoolWriter:
                 if error.errno not in _NO_ROOM:
                     raise
                 if size > least:
-                    size = max(least, min(size // 2, _free(path) // 2))  # not all: the next one comes before this goes
+                    free = free_bytes(os.path.dirname(path))
+                    size = max(least, min(size // 2, free // 2))  # not all: the next one comes before this goes
                 elif path != link and is_local(self.place.directory):
                     path, size = link, wanted  # a disk that may make us wait is better than losing spans
                 else:
@@ -309,14 +310,6 @@ class SpoolWriter:
         self._full.append(last)
         while (segment := self._take_full()) is not None:
             self._seal(segment)
-
-
-def _free(path: str) -> int:
-    try:
-        found = os.statvfs(os.path.dirname(path))
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
 
 
 def _contents(segment: Segment, end: int) -> bytes:

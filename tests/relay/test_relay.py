@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 from raytrace_rl import _env_otlp
-from raytrace_rl.relay import lane, retry
 from raytrace_rl.relay import relay as module
 from raytrace_rl.relay.lock import NodeLock
 from raytrace_rl.relay.relay import Relay
@@ -29,11 +28,8 @@ pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
+def _quick(quick_retries, monkeypatch):
     """Waits of a fraction of what they are."""
-    monkeypatch.setattr(retry, "FIRST_S", 0.01)
-    monkeypatch.setattr(retry, "LONGEST_S", 0.1)
-    monkeypatch.setattr(lane, "INTERVAL_S", 0.02)
     monkeypatch.setattr(module, "_TEND_S", 0.02)
 
 

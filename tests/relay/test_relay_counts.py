@@ -17,7 +17,7 @@ import pytest
 from raytrace_rl import _env_otlp
 from raytrace_rl.cli import main
 from raytrace_rl.monitor.relay_counters import relay_counters
-from raytrace_rl.relay import lane, notes, refusal, retry, status
+from raytrace_rl.relay import lane, notes, refusal, status
 from raytrace_rl.relay.cursors import noted
 from raytrace_rl.relay.relay import Relay
 from tests import disks
@@ -26,6 +26,7 @@ from tests.running import child, wait_for
 from tests.spooling import Spool, ended, span
 
 pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.relay_fixtures"]
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 SEED = 20_260_802
 SPANS = 30_000
@@ -42,14 +43,6 @@ assert running.acquire(10)
 running.start()
 threading.Event().wait()
 """
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """Waits of a fraction of what they are."""
-    monkeypatch.setattr(retry, "FIRST_S", 0.005)
-    monkeypatch.setattr(retry, "LONGEST_S", 0.05)
-    monkeypatch.setattr(lane, "INTERVAL_S", 0.01)
 
 
 @pytest.fixture

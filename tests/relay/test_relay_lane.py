@@ -10,7 +10,7 @@ import pytest
 
 from raytrace_rl._env_otlp import endpoint
 from raytrace_rl.relay import lane as module
-from raytrace_rl.relay import retry, sampling
+from raytrace_rl.relay import sampling
 from raytrace_rl.relay.lane import Lane
 from raytrace_rl.relay.requests import SIGNALS
 from raytrace_rl.relay.sender import sender_for
@@ -21,17 +21,10 @@ from tests.running import wait_for
 from tests.spooling import Spool, ended, span
 
 pytest_plugins = ["tests.relay.relay_fixtures"]
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 P = "OTEL_EXPORTER_OTLP_"
 Code = grpc.StatusCode
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """Waits of a hundredth of what they are."""
-    monkeypatch.setattr(retry, "FIRST_S", 0.005)
-    monkeypatch.setattr(retry, "LONGEST_S", 0.05)
-    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
 
 
 @pytest.fixture
