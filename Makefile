@@ -17,6 +17,9 @@ FUZZ_S ?= 60
 # A Phoenix server, as a backend that traces are sent to.
 PHOENIX ?= .venv-phoenix
 PHOENIX_STAMP := $(PHOENIX)/.installed
+# What the library is compared with: other tracers, at the versions that the documentation's figures are of.
+BENCH ?= .venv-bench
+BENCH_STAMP := $(BENCH)/.installed
 # How long `make soak` goes on, and how many spans a second each of its writers ends.
 SOAK_MINUTES ?= 10
 SOAK_RATE ?= 50
@@ -70,8 +73,8 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: $(STAMP) ## measure the costs that the documentation states
-	$(BIN)/python -m benchmarks
+bench: $(BENCH_STAMP) ## measure the costs that the documentation states, beside those of other tracers
+	$(BENCH)/bin/python -m benchmarks
 
 docs-check: docs-site $(STAMP) ## build the documentation strictly, follow its links, and run every block of code in it
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_blocks.py
@@ -88,7 +91,7 @@ release-check: ## build wheel and sdist, check both, and try the wheel in a clea
 	PYTHON=$(PYTHON) .ci/release-check
 
 clean: ## remove the environment, the caches and the runs of the demo
-	rm -rf $(VENV) $(ENGINES) $(VERL) $(DOCS) $(FUZZ) $(PHOENIX) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
+	rm -rf $(VENV) $(ENGINES) $(VERL) $(DOCS) $(FUZZ) $(PHOENIX) $(BENCH) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis raytrace_runs build dist
 
 # The stamp is written last, so that an interrupted set-up is done again.
 $(STAMP): pyproject.toml constraints-dev.txt
@@ -122,4 +125,9 @@ $(FUZZ_STAMP): constraints-fuzz.txt
 $(PHOENIX_STAMP): constraints-phoenix.txt
 	@test -x $(PHOENIX)/bin/python || $(PYTHON) -m venv $(PHOENIX)
 	$(PHOENIX)/bin/python -m pip install --quiet --no-deps --requirement constraints-phoenix.txt
+	@touch $@
+
+$(BENCH_STAMP): pyproject.toml constraints-bench.txt
+	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --no-deps --requirement constraints-bench.txt --editable .
 	@touch $@

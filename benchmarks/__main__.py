@@ -16,14 +16,17 @@ from benchmarks import table
 #: Suite (a module of this package with ``rows()``) and the seconds that it may take.
 SUITES: Final = {
     "spans": 300,
+    "lens": 120,
     "carriers": 120,
     "startup": 300,
     "stalls": 300,
     "calls": 600,
-    "demo": 1200,
+    "demo": 600,
     "relay": 600,
     "monitor": 1200,
 }
+#: Suites about one peer, which not every Python can have, and its module.
+OPTIONAL: Final = {"lens": "nemo.lens"}
 _ONE: Final = "--one"
 
 
@@ -44,15 +47,18 @@ def main(arguments: list[str]) -> int:
         print(f"no such suite: {', '.join(unknown)}; there are {', '.join(SUITES)}", file=sys.stderr)
         return 2
     status = 0
-    print(f"{'':58} {'figure':>9}       {'±':>7}    {'bar':7} {'ours':>12} {'theirs':>12}")
+    print(f"{'':58} {'figure':>9}    {'spread':>8}   error    {'bar':7} {'ours':>12} {'theirs':>12}")
     for name in arguments or SUITES:
+        if name in OPTIONAL and not table.installed(OPTIONAL[name]):
+            print(f"{name}: left out, {OPTIONAL[name]} is not installed")
+            continue
         command = [sys.executable, "-m", "benchmarks", _ONE, name]
         try:
             status |= subprocess.run(command, timeout=SUITES[name], check=False).returncode != 0
         except subprocess.TimeoutExpired:
             print(f"{name}: stopped after {SUITES[name]} s")
             status = 1
-    print("Medians of interleaved rounds; ± is the interquartile range of the rounds' figures.")
+    print("Medians of interleaved rounds, the interquartile range of the rounds' figures, the figure's standard error.")
     return status
 
 

@@ -17,7 +17,7 @@ from raytrace_rl import semconv
 from raytrace_rl.spool import liveness
 from raytrace_rl.spool.format import RECORD_HEADER, SYNC, Header, Kind, pack_header, pack_record
 
-_T0: Final = 1_700_000_000_000_000_000
+T0: Final = 1_700_000_000_000_000_000
 _STEP_NS: Final = 10_000_000_000
 _TRACE: Final = bytes(range(16))
 _SEGMENT: Final = 8 << 20
@@ -42,8 +42,8 @@ def _span(number: int, parent: int, name: str, start: int, end: int, **values: s
         parent_span_id=parent.to_bytes(8, "big") if parent else b"",
         name=name,
         kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=_T0 + start,
-        end_time_unix_nano=_T0 + end,
+        start_time_unix_nano=T0 + start,
+        end_time_unix_nano=T0 + end,
         attributes=_attributes({**about, "thread.id": 1, "thread.name": "MainThread"}),
     )
     return pack_record(Kind.SPAN, message.SerializeToString())
@@ -76,14 +76,14 @@ class _Pattern:
         self._record = bytearray(_span(self._ID, parent, name, self._START, self._END, **values))
         self._word = RECORD_HEADER.unpack_from(self._record)[1]
         self._id = self._record.index(self._ID.to_bytes(8, "big"))
-        self._times = [self._record.index((_T0 + time).to_bytes(8, "little")) for time in (self._START, self._END)]
+        self._times = [self._record.index((T0 + time).to_bytes(8, "little")) for time in (self._START, self._END)]
 
     def record(self, number: int, start: int, end: int) -> bytes:
         """Returns the record of one of them."""
         record = self._record
         struct.pack_into(">Q", record, self._id, number)
-        struct.pack_into("<Q", record, self._times[0], _T0 + start)
-        struct.pack_into("<Q", record, self._times[1], _T0 + end)
+        struct.pack_into("<Q", record, self._times[0], T0 + start)
+        struct.pack_into("<Q", record, self._times[1], T0 + end)
         payload = memoryview(record)[RECORD_HEADER.size :]
         RECORD_HEADER.pack_into(record, 0, SYNC, self._word, zlib.crc32(payload, self._word))
         return bytes(record)
@@ -108,22 +108,35 @@ def _rank(rank: int, steps: int) -> Iterable[bytes]:
 def make(run_dir: Path, spans: int) -> int:
     """Makes a run of about so many spans; returns how many there are."""
     steps = max(4, spans // (RANKS * PHASES + 4))
-    node = run_dir / "spool" / "node-a"
-    node.mkdir(parents=True)
-    whole = _write(node, 1000, _driver(steps), {semconv.RL_ROLE: "driver", semconv.RL_RUN_ID: "made"}, steps)
+    length = steps * _STEP_NS
+    about: dict[str, str | int] = {semconv.RL_ROLE: "driver", semconv.RL_RUN_ID: "made"}
+    whole = write(run_dir, "node-a", 1000, _driver(steps), about, length)
     for rank in range(RANKS):
-        about: dict[str, str | int] = {
+        about = {
             semconv.RL_ROLE: "worker",
             semconv.RL_WORKER_GROUP: "training",
             semconv.NV_DL_RANK: rank,
             semconv.RL_RUN_ID: "made",
         }
-        whole += _write(node, 2000 + rank, _rank(rank, steps), about, steps)
-    os.sync()  # not while something is measured
+        whole += write(run_dir, "node-a", 2000 + rank, _rank(rank, steps), about, length)
     return whole
 
 
-def _write(node: Path, pid: int, records: Iterable[bytes], about: dict[str, str | int], steps: int) -> int:
+def write(
+    run_dir: Path, node_name: str, pid: int, records: Iterable[bytes], about: dict[str, str | int], length_ns: int
+) -> int:
+    """Writes the segments of one process; returns how many spans they hold.
+
+    Args:
+        run_dir: Of the run.
+        node_name: Of its node.
+        pid: Of the process.
+        records: Of its spans, as they are in the file.
+        about: Its resource.
+        length_ns: How long it ran, ns.
+    """
+    node = run_dir / "spool" / node_name
+    node.mkdir(parents=True, exist_ok=True)
     resource = Resource(attributes=_attributes(about)).SerializeToString()
     held: list[bytes] = []
     size = number = whole = 0
@@ -131,19 +144,19 @@ def _write(node: Path, pid: int, records: Iterable[bytes], about: dict[str, str 
     def segment() -> None:
         header = Header(
             size=0,
-            heartbeat_ns=_T0 + steps * _STEP_NS,
+            heartbeat_ns=T0 + length_ns,
             span_count=len(held),
             dropped_spans=0,
             sealed=True,
             pid=pid,
             number=number,
-            start_ns=_T0,
-            wall_anchor_ns=_T0,
+            start_ns=T0,
+            wall_anchor_ns=T0,
             monotonic_anchor_ns=0,
             boot_id=liveness.boot_id(),
             resource=resource,
         )
-        (node / f"{pid}-{_T0}.{number}.rts").write_bytes(pack_header(header) + b"".join(held))
+        (node / f"{pid}-{T0}.{number}.rts").write_bytes(pack_header(header) + b"".join(held))
 
     for record in records:
         held.append(record)
@@ -154,4 +167,5 @@ def _write(node: Path, pid: int, records: Iterable[bytes], about: dict[str, str 
             held, size, number = [], 0, number + 1
     if held:
         segment()
+    os.sync()  # not while something is measured
     return whole

@@ -1,7 +1,8 @@
 """What it takes to read a run: report, page and Parquet, by the number of spans.
 
+Runs are made of two kinds: with long steps of 32 ranks, and with the short steps of the demo, of which there are many.
 ``RAYTRACE_RL_BENCH_SPANS=1000000 python -m benchmarks monitor`` measures another size than the default of 10 million
-(a spool of 2.3 GB, in the directory for temporary files); the smaller run is always a tenth of it.
+(a spool of 2.6 GB, in the directory for temporary files); the smaller run is always a tenth of it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from statistics import median
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from benchmarks import made_spool
+from benchmarks import made_demo, made_spool
 from benchmarks.table import Row
 
 SPANS: Final = int(os.environ.get("RAYTRACE_RL_BENCH_SPANS", "10000000"))
 #: Read row by row, as it is without the extra; and turned into Parquet.
 _FEW: Final = 50_000
 _ROUNDS: Final = 3
+_ROUNDS_SHORT: Final = 2
 _CORES: Final = 2
 _MILLION: Final = 1e6
 _LOOK_S: Final = 0.05
@@ -99,54 +101,85 @@ def _resident(pid: int) -> int:
         return 0
 
 
+class _Kind(NamedTuple):
+    """A kind of run that is made, and what reading it takes: of a smaller and a larger run in turn.
+
+    Attributes:
+        name: For the table.
+        spans: How many the larger has.
+        some, many: The rounds of each.
+    """
+
+    name: str
+    spans: int
+    some: list[_Cost]
+    many: list[_Cost]
+
+    def rows(self) -> list[Row]:
+        """Returns what the report takes, its memory, and how both grow."""
+        growth = [large.wall_s / small.wall_s for small, large in zip(self.some, self.many, strict=True)]
+        wall, memory = [one.wall_s for one in self.many], max(one.mib for one in self.many)
+        million = f"{self.spans / _MILLION:.3g} M spans"
+        return [
+            Row(
+                what=f"report of {million}, {self.name}, 2 cores",
+                value=median(wall),
+                spread=max(wall) - min(wall),
+                bar=60,
+                aim=20,
+                ours=f"{median(one.cpu_s for one in self.many):.0f} s CPU",
+                theirs="",
+                unit="s",
+            ),
+            Row(
+                what=f"its memory, all processes, {self.name}",
+                value=memory,
+                spread=memory - min(one.mib for one in self.many),
+                bar=2048,
+                aim=1024,
+                ours=f"{memory * (1 << 20) / self.spans:.0f} bytes",
+                theirs="",
+                unit="MiB",
+            ),
+            Row(
+                what=f"its time over that of a tenth, {self.name}",
+                value=median(growth),
+                spread=max(growth) - min(growth),
+                bar=11,
+                aim=10,
+                ours=f"{median(wall):.1f} s",
+                theirs=f"{median(one.wall_s for one in self.some):.1f} s",
+            ),
+        ]
+
+
+def _measured(name: str, make: Callable[[Path, int], int], place: Path, rounds: int) -> _Kind:
+    """Makes runs of one kind and has them reported on; the larger one is then at ``place / "many"``."""
+    make(place / "some", SPANS // 10)
+    kind = _Kind(name, make(place / "many", SPANS), [], [])
+    for _ in range(rounds):
+        kind.some.append(_run(*_REPORT, str(place / "some")))
+        kind.many.append(_run(*_REPORT, str(place / "many")))
+    return kind
+
+
 def rows() -> list[Row]:
     """Measures; see the module."""
     with tempfile.TemporaryDirectory() as directory:
+        # One after the other, so that the disk holds but one large run.
+        short = _measured("short steps", made_demo.make, Path(directory), _ROUNDS_SHORT)
+    with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        few, some, many = place / "few", place / "some", place / "many"
-        counts = [made_spool.make(run, spans) for run, spans in ((few, _FEW), (some, SPANS // 10), (many, SPANS))]
-        of_some, of_many = [], []
-        for _ in range(_ROUNDS):
-            of_some.append(_run(*_REPORT, str(some)))
-            of_many.append(_run(*_REPORT, str(many)))
-        growth = [large.wall_s / small.wall_s for small, large in zip(of_some, of_many, strict=True)]
-        wall = [one.wall_s for one in of_many]
-        memory = max(one.mib for one in of_many)
+        long = _measured("long steps", made_spool.make, place, _ROUNDS)
+        few, many = place / "few", place / "many"
+        count, million = made_spool.make(few, _FEW), long.spans / _MILLION
         drawn = _run(*_REPORT[:3], "--html", str(place / "page.html"), str(many))
         size = (place / "page.html").stat().st_size / (1 << 20)
         by_rows = _run("-c", _BY_ROWS, str(few))
         parquet = _run("-c", _PARQUET, str(few))
-    million = counts[2] / _MILLION
     return [
-        Row(
-            what=f"report of {million:.3g} M spans, 2 cores",
-            value=median(wall),
-            spread=max(wall) - min(wall),
-            bar=60,
-            aim=20,
-            ours=f"{median(one.cpu_s for one in of_many):.0f} s CPU",
-            theirs="",
-            unit="s",
-        ),
-        Row(
-            what=f"its memory, all processes, {million:.3g} M spans",
-            value=memory,
-            spread=memory - min(one.mib for one in of_many),
-            bar=2048,
-            aim=1024,
-            ours=f"{memory * (1 << 20) / counts[2]:.0f} bytes",
-            theirs="",
-            unit="MiB",
-        ),
-        Row(
-            what=f"its time over that of {counts[1] / _MILLION:.3g} M spans",
-            value=median(growth),
-            spread=max(growth) - min(growth),
-            bar=11,
-            aim=10,
-            ours=f"{median(wall):.1f} s",
-            theirs=f"{median(one.wall_s for one in of_some):.1f} s",
-        ),
+        *long.rows(),
+        *short.rows(),
         Row(
             what=f"page of {million:.3g} M spans, written",
             value=drawn.wall_s,
@@ -169,17 +202,17 @@ def rows() -> list[Row]:
         ),
         Row(
             what="report row by row, as without NumPy, CPU a span",
-            value=by_rows.cpu_s / counts[0] * _MILLION,
+            value=by_rows.cpu_s / count * _MILLION,
             spread=0,
             bar=80,
             aim=40,
-            ours=f"{counts[0]:,} spans",
+            ours=f"{count:,} spans",
             theirs="",
             unit="us",
         ),
         Row(
             what="spools to Parquet, wall a million spans",
-            value=parquet.wall_s / counts[0] * _MILLION,
+            value=parquet.wall_s / count * _MILLION,
             spread=0,
             bar=120,
             aim=6,

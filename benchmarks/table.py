@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ class Row:
         ours, theirs: The medians that it is made of, as printed.
         unit: Of ``value``; nothing for a ratio.
         at_least: More is better.
+        error: Standard error of the figure; 0 where rounds are too few to tell.
     """
 
     what: str
@@ -40,6 +42,7 @@ class Row:
     theirs: str
     unit: str = ""
     at_least: bool = False
+    error: float = 0.0
 
     @property
     def holds(self) -> bool:
@@ -52,9 +55,18 @@ class Row:
         return self.value >= self.aim if self.at_least else self.value <= self.aim
 
 
+def installed(module: str) -> bool:
+    """True if a module can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor the package that it would be in
+        return False
+
+
 def about() -> dict[str, Any]:
     """What a result depends on: interpreter, machine, versions."""
-    names = ("raytrace-rl", "ray", "opentelemetry-sdk", "protobuf", "grpcio")
+    names = ["raytrace-rl", "ray", "opentelemetry-sdk", "protobuf", "grpcio"]
+    names += [name for name, module in (("ddtrace", "ddtrace"), ("nemo-lens", "nemo.lens")) if installed(module)]
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -74,8 +86,9 @@ def show(suite: str, rows: list[Row]) -> None:
             if change > WORSE:
                 verdict += f"  (was {before:.3g})"
         sign = "≥" if row.at_least else "≤"
+        error = f"{row.error:7.4f}" if row.error else ""
         print(
-            f"{row.what:58} {row.value:9.3f} {row.unit:2} ±{row.spread:7.3f}  {sign} {row.bar:<7.4g} "
+            f"{row.what:58} {row.value:9.3f} {row.unit:2} {row.spread:8.3f} {error:>7}  {sign} {row.bar:<7.4g} "
             f"{row.ours:>12} {row.theirs:>12}  {verdict}".rstrip(),
             flush=True,
         )

@@ -141,7 +141,10 @@ def _summarise(run_dir: str | None, load: Callable[[str], Any]) -> None:
         return
     size = sum(path.stat().st_size for path in Path(run_dir).glob("spool/*/*.rts") if path.exists())
     if not size:
-        _say(f"nothing was recorded in {run_dir}: the command used no Ray, or started no telemetry of its own")
+        _say(
+            f"nothing was recorded in {run_dir}: the command drove no Ray (as a Ray Client it would not), "
+            "and started no telemetry of its own"
+        )
     elif size > _SUMMARY_MAX_BYTES:
         _say(f"{size >> 20} MiB of spans: raytrace-rl report {run_dir}")
     else:

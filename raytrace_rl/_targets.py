@@ -9,13 +9,22 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from raytrace_rl import _carrier, _verl_groups
 
 #: What ``.options()`` of an actor class and of a remote function return, and where ``remote`` has what is behind it.
 _OPTION_WRAPPERS: Final = {"ActorOptionWrapper": "actor_cls", "FuncWrapper": "func_cls"}
+#: Module and name of the classes that `resolve` takes.
+_CALLABLE: Final = (
+    ("ray.actor", "ActorMethod"),
+    ("ray.actor", "ActorClass"),
+    ("ray.remote_function", "RemoteFunction"),
+    ("ray.util.client.common", "ClientRemoteMethod"),
+    ("ray.util.client.common", "ClientActorClass"),
+    ("ray.util.client.common", "ClientRemoteFunc"),
+)
 
 
 class Target(NamedTuple):
@@ -60,6 +69,13 @@ def resolve(target: Any) -> Target | None:
     if isinstance(inner, _class(client, "ClientRemoteFunc")):
         return Target(target.remote, _names(inner._signature))
     return None
+
+
+def is_target(target: Any) -> bool:
+    """True for what `resolve` knows how to call; for less than its price."""
+    if "ray" not in sys.modules:
+        return False
+    return isinstance(_behind(target), tuple(_class(module, name) for module, name in _CALLABLE))
 
 
 def plain_call(target: Any) -> Callable[..., Any]:
@@ -114,7 +130,7 @@ def _names(parameters: Iterable[Any] | inspect.Signature | None) -> bool:
         return False
     if isinstance(parameters, inspect.Signature):
         parameters = parameters.parameters.values()
-    return any(parameter.name == _carrier.KEYWORD for parameter in parameters)
+    return _carrier.KEYWORD in [parameter.name for parameter in parameters]
 
 
 # ------------------------------------------------------------------------------------------------------ worker groups
@@ -185,9 +201,15 @@ def _with_group_carrier(target: Any, kwargs: dict[str, Any], carrier: dict[str, 
     NeMo-RL's sharded and multiple-data calls slice plain keywords per worker and broadcast ``common_kwargs``; its
     single-data calls broadcast plain keywords. A method with room for neither is called without a carrier.
     """
-    parameters = inspect.signature(target).parameters
+    parameters = _parameters(target.__func__)
     if "common_kwargs" in parameters:
         return {**kwargs, "common_kwargs": {_carrier.KEYWORD: carrier, **(kwargs.get("common_kwargs") or {})}}
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return {_carrier.KEYWORD: carrier, **kwargs}
     return kwargs
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a group's method, remembered: `inspect` takes as long as all else about a call."""
+    return inspect.signature(function).parameters

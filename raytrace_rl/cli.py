@@ -21,7 +21,7 @@ from raytrace_rl._cli_files import UnusablePathError, write_file
 from raytrace_rl._cli_progress import watched
 from raytrace_rl._version import VERSION
 from raytrace_rl.monitor import large, spool_files, windows
-from raytrace_rl.monitor.export import FORMATS, export
+from raytrace_rl.monitor.export import FORMATS, OTLP_FORMATS, export, export_spool
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import Run, UnreadableRunError
 from raytrace_rl.spool import listing, liveness, seal
@@ -231,7 +231,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _json_report(run: large.ReadRun) -> str:
-    return json.dumps(large.report(run), indent=2) + "\n"
+    return large.json_text(run) + "\n"
 
 
 def _stuck(options: argparse.Namespace) -> int:
@@ -241,7 +241,12 @@ def _stuck(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from raytrace_rl.monitor import diff, text_diff
 
-    found = diff.diff(_load(options.RUN_A), _load(options.RUN_B))
+    sides = []
+    for path in (options.RUN_A, options.RUN_B):  # one after the other: a run takes memory, what is compared of it none
+        _bring_home(path)
+        with watched(f"reading {path}") as progress:
+            sides.append(large.side(large.read(path, progress=progress, say=_say)))
+    found = diff.of_sides(*sides)
     print(json.dumps(found, indent=2) + "\n" if options.json else text_diff.render(found), end="")
     return OK
 
@@ -273,8 +278,15 @@ def _export(options: argparse.Namespace) -> int:
             written = _cli_sql.export(options.RUN, options.out)
         _say(f"{written} spans written to {options.out}")
         return OK
-    run = _load(options.RUN)
-    written = write_file(options.out, lambda file: export(run, options.format, file))
+    _bring_home(options.RUN)
+    if options.format in OTLP_FORMATS and Path(options.RUN).is_dir():
+        with watched(f"exporting {options.RUN}") as progress:
+            path = Path(options.RUN)
+            written = write_file(options.out, lambda file: export_spool(path, options.format, file, progress))
+    else:
+        run = _load(options.RUN)
+        with watched(f"writing {options.out}") as progress:
+            written = write_file(options.out, lambda file: export(run, options.format, file, progress))
     if options.out != "-":
         _say(f"{written} spans written to {options.out}")
     return OK

@@ -152,7 +152,7 @@ def _warn_of(target: Any, why: str) -> None:
 
 def _is_callable_target(target: Any) -> bool:
     try:
-        return _targets.resolve(target) is not None
+        return _targets.is_target(target)
     except Exception as error:
         if is_interrupt(error):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,6 +86,9 @@ class telemetry_session:
     def init_ray(self, **kwargs: Any) -> Any:
         """Calls ``ray.init`` with our variables merged into its ``runtime_env``, then `attach_to_cluster`.
 
+        A cluster that is sure to be started here needs no merging: its processes inherit the variables. Its first
+        workers, which Ray starts before it knows of any ``runtime_env``, can then be used, and none stays idle.
+
         Args:
             kwargs: What ``ray.init`` takes.
 
@@ -93,9 +97,10 @@ class telemetry_session:
         """
         import ray
 
-        runtime_env = telemetry_runtime_env(kwargs.get("runtime_env"))
-        if runtime_env:
-            kwargs["runtime_env"] = runtime_env
+        if not _starts_cluster(kwargs):
+            runtime_env = telemetry_runtime_env(kwargs.get("runtime_env"))
+            if runtime_env:
+                kwargs["runtime_env"] = runtime_env
         result = ray.init(**kwargs)
         attach_to_cluster()
         return result
@@ -142,3 +147,11 @@ class telemetry_session:
             if is_interrupt(error):
                 raise
             _state.warn_once("session-summary", "No summary of %s: %s", run_dir, error)
+
+
+def _starts_cluster(kwargs: Mapping[str, Any]) -> bool:
+    """True if ``ray.init`` starts a cluster or fails: with ``num_cpus`` it refuses to connect to one that is up."""
+    address = kwargs.get("address")
+    if address is None:
+        return kwargs.get("num_cpus") is not None and not os.environ.get("RAY_ADDRESS")
+    return bool(address == "local")

@@ -213,3 +213,79 @@ def ranked_run(generator: random.Random) -> Made:
                 to = generator.sample(rollouts, min(3, len(rollouts)))
                 row.links = made.span(made.driver, "links", 0, 0, links=tuple(to)).links
     return made
+
+
+def linked_run(run_dir, generator: random.Random) -> None:
+    """Writes a run of many short steps: nested spans of several lanes, and links to rollouts outside of the steps."""
+    unit, second = generator.choice([1.0, 0.001, 0.0003]), generator.choice(["node-a", "node-b"])
+    lanes: list[list[bytes]] = [[] for _ in range(5)]
+    numbers = itertools.count(1)
+    rollouts: list[int] = []
+
+    def add(lane: int, start: float, end: float, parent: int = 0, links=(), thread: int = 1, **values: Any) -> int:
+        number = next(numbers)
+        named = {f"rl__{key}": value for key, value in values.items() if value is not None and key != "name"}
+        name = values.get("name") or generator.choice(NAMES)
+        times = round(start, 6), round(max(start, end), 6)
+        lanes[lane].append(span(number, *times, parent=parent, name=name, links=links, thread__id=thread, **named))
+        return number
+
+    def nested(lane: int, start: float, end: float, parent: int, depth: int) -> None:
+        at = start
+        for _ in range(generator.randint(0, 3)):
+            at += generator.choice([0, 0, 0.1, 0.5]) * unit
+            until = at + generator.choice([0, 0.2, 0.2, 1, 1.5]) * unit
+            other = generator.choice([lane, lane, 1, 2, 3])
+            bucket = generator.choice(["productive", "overhead", "idle", "idle", None])
+            own = add(other, at, until, parent, links(3) if generator.random() < 0.1 else (), bucket=bucket)
+            if depth and generator.random() < 0.6:
+                nested(other, at, until, own, depth - 1)
+            at = generator.choice([at, until])
+
+    def links(most: int) -> list[tuple[int, dict[str, Any]]]:
+        found = []
+        for to in generator.sample([*rollouts[-8:], 10**6], min(most, len(rollouts[-8:]) + 1)):
+            said = {
+                "rl.trajectory.count": generator.choice([1, 1, 2, 0, "odd"]),
+                "rl.trajectory.age_s": generator.choice([0.5, 0.25, -1.0, 3, float("inf")]),
+                "rl.trajectory.made_ns": generator.choice([T0, T0 + 1]),
+                "rl.trajectory.node": generator.choice(["node-a", "node-b", "node-c", 7]),
+                "rl.weight_version": generator.choice([1, 2, 300]),
+                "rl.trajectory.lag": generator.choice([0, 1, -1]),
+                "unknown": generator.choice(["text", 1.5, True]),
+            }
+            regular = generator.random() < 0.7
+            kept = said if regular else {key: said[key] for key in said if generator.random() < 0.5}
+            found.append((to, kept))
+        return found
+
+    job = add(0, 0, 200 * unit, name="job", span_group="job")
+    at = 1.0 * unit
+    for iteration in range(generator.randint(33, 60)):
+        length = generator.randint(1, 5) * unit
+        group = generator.choice(["step"] * 9 + ["job"])
+        step = add(0, at, at + length, job, name="step", span_group=group, iteration=iteration // 2)
+        for _ in range(generator.randint(0, 3)):
+            begin = at + generator.choice([-3, -1, 0, 0.5]) * unit
+            until = begin + generator.choice([0.5, 1, 2]) * unit
+            version = generator.choice([None, 5])
+            rollouts.append(add(4, begin, until, job, span_group="rollout", weight_version=version))
+            nested(4, begin, until, rollouts[-1], 1)
+        waited = at + generator.choice([0, 0.3, 1]) * unit
+        idle = add(0, at, waited, step, name="rl.idle.wait", bucket="idle", span_group="efficiency")
+        nested(3, at, waited, idle, 0)
+        call = add(0, waited, at + length, step, links(generator.randint(0, 4)), name="train", bucket="productive")
+        nested(0, waited, at + length, call, 2)
+        ends = [waited + generator.choice([0.2, 0.4]) * unit for _ in range(2)]
+        for rank, end in enumerate(ends):
+            work = add(1 + rank, waited, max(ends) + 0.1 * unit, call, name="train", bucket="productive")
+            add(1 + rank, end, max(ends), work, name="all_reduce", bucket="productive", iteration=iteration)
+        at += generator.choice([length, length, length / 2])
+    spools = {node: Spool(run_dir, node) for node in {"node-a", second}}
+    for lane, records in enumerate(lanes):
+        about: dict[str, Any] = {"rl__run__id": "linked", "host__name": second if lane in {2, 4} else "node-a"}
+        about["rl__role"] = "worker" if lane else "driver"
+        if lane:
+            about |= {"rl__worker_group": "training" if lane < 3 else f"group {lane}", "nv__dl__rank": lane - 1}
+        generator.shuffle(records)
+        spools[about["host__name"]].segment(10 + lane, ended(*records), resource=resource(**about), heartbeat_ns=T0)

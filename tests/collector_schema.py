@@ -1,7 +1,8 @@
 """What the collector's components that we use take, as JSON schemas; and that a configuration hangs together.
 
-No validator of the collector's is to be had as a package. Read off the components' documentation: a setting that is not
-listed here is a mistake until somebody has looked it up.
+No validator of the collector's is to be had as a package. Read off the components' sources (their config.go, and the
+config.schema.yaml beside it): a setting that is not listed here is a mistake until somebody has looked it up there.
+Types are the sources' own, since the collector converts none (its `confmap` is strictly typed since 0.106).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jsonschema
 _DURATION: dict[str, Any] = {"type": "string", "pattern": r"^(\d+(ms|s|m|h))+$"}
 _ADDRESS: dict[str, Any] = {"type": "string", "pattern": r"^(\$\{env:\w+\}|[\w.-]+)(:\d+)?$"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
+_PERCENT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 100}
 _TLS: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
@@ -43,7 +45,7 @@ COMPONENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "processors": {
         "memory_limiter": _closed(
-            {"check_interval": _DURATION, "limit_percentage": _COUNT, "spike_limit_percentage": _COUNT},
+            {"check_interval": _DURATION, "limit_percentage": _PERCENT, "spike_limit_percentage": _PERCENT},
             ["check_interval", "limit_percentage"],
         ),
         "batch": _closed({"send_batch_size": _COUNT, "send_batch_max_size": _COUNT, "timeout": _DURATION}),
@@ -58,7 +60,10 @@ COMPONENTS: dict[str, dict[str, dict[str, Any]]] = {
                         "oneOf": [
                             _policy(
                                 "status_code",
-                                _closed({"status_codes": {"items": {"enum": ["OK", "ERROR", "UNSET"]}}}),
+                                _closed(
+                                    {"status_codes": {"type": "array", "items": {"enum": ["OK", "ERROR", "UNSET"]}}},
+                                    ["status_codes"],
+                                ),
                             ),
                             _policy("latency", _closed({"threshold_ms": _COUNT}, ["threshold_ms"])),
                             _policy(
@@ -93,7 +98,17 @@ COMPONENTS: dict[str, dict[str, dict[str, Any]]] = {
                 "routing_key": {"enum": ["traceID", "service"]},
                 "protocol": _closed({"otlp": _OTLP_EXPORTER}, ["otlp"]),
                 "resolver": _closed(
-                    {"dns": _closed({"hostname": {"type": "string"}, "port": _COUNT, "interval": _DURATION})}
+                    {
+                        "dns": _closed(
+                            {
+                                "hostname": {"type": "string"},
+                                "port": {"type": "string", "pattern": r"^\d+$"},  # so in the source
+                                "interval": _DURATION,
+                                "timeout": _DURATION,
+                            },
+                            ["hostname"],
+                        )
+                    }
                 ),
             },
             ["protocol", "resolver"],
@@ -170,7 +185,9 @@ def check(config: dict[str, Any]) -> None:
     for section, known in COMPONENTS.items():
         for name, settings in (config.get(section) or {}).items():
             jsonschema.validate(settings or {}, known[name.partition("/")[0]])
+    _check_values(config.get("processors") or {})
     service = config["service"]
+    assert service.keys() <= {"extensions", "telemetry", "pipelines"}
     jsonschema.validate(service["telemetry"], _TELEMETRY)
     used: dict[str, set[str]] = {section: set() for section in COMPONENTS}
     used["extensions"] |= set(service["extensions"])
@@ -190,3 +207,17 @@ def check(config: dict[str, Any]) -> None:
     for section, names in used.items():
         if section != "connectors":
             assert names == set(config.get(section) or {}), f"{section}: named and not defined, or the other way round"
+
+
+def _check_values(processors: dict[str, Any]) -> None:
+    """What the processors' own `Validate` refuses, and what they advise."""
+    for name, settings in processors.items():
+        kind = name.partition("/")[0]
+        if kind == "memory_limiter":
+            assert settings["spike_limit_percentage"] < settings["limit_percentage"]
+        elif kind == "batch":
+            assert settings["send_batch_max_size"] >= settings["send_batch_size"]
+        elif kind == "tail_sampling":
+            names = [policy["name"] for policy in settings["policies"]]
+            assert len(names) == len(set(names)), "each policy has a name of its own"
+            assert min(settings["decision_cache"].values()) >= 10 * settings["num_traces"], "as config.go says"

@@ -1,11 +1,14 @@
 """The fields of KubeRay's RayCluster and RayJob (API ray.io/v1), as JSON schemas: what is not listed is a mistake.
 
-Read off the operator's API types. Pod templates are left to Kubernetes' own schemas.
+Read off the operator's API types (ray-operator/apis/ray/v1/*_types.go), of which its CRDs are generated. Pod templates
+are left to Kubernetes' own schemas.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import jsonschema
 
 _STRINGS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -21,7 +24,20 @@ _CLUSTER_SPEC = _closed(
     {
         "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
         "enableInTreeAutoscaling": {"type": "boolean"},
-        "autoscalerOptions": {"type": "object"},
+        "autoscalerOptions": _closed(
+            [],
+            {
+                "resources": {"type": "object"},
+                "image": {"type": "string"},
+                "imagePullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+                "env": {"type": "array"},
+                "envFrom": {"type": "array"},
+                "volumeMounts": {"type": "array"},
+                "securityContext": {"type": "object"},
+                "idleTimeoutSeconds": _COUNT,
+                "upscalingMode": {"enum": ["Default", "Aggressive", "Conservative"]},
+            },
+        ),
         "headServiceAnnotations": _STRINGS,
         "suspend": {"type": "boolean"},
         "headGroupSpec": _closed(
@@ -46,7 +62,7 @@ _CLUSTER_SPEC = _closed(
                     "numOfHosts": {"type": "integer", "minimum": 1},
                     "rayStartParams": _STRINGS,
                     "template": _TEMPLATE,
-                    "scaleStrategy": {"type": "object"},
+                    "scaleStrategy": _closed([], {"workersToDelete": {"type": "array", "items": {"type": "string"}}}),
                 },
             ),
         },
@@ -76,7 +92,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                 "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
                 "backoffLimit": _COUNT,
                 "clusterSelector": _STRINGS,
-                "deletionStrategy": {"type": "object"},
                 "entrypoint": {"type": "string", "minLength": 1},
                 "entrypointNumCpus": {"type": "number"},
                 "entrypointNumGpus": {"type": "number"},
@@ -88,7 +103,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                 "runtimeEnvYAML": {"type": "string"},
                 "shutdownAfterJobFinishes": {"type": "boolean"},
                 "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
-                "submitterConfig": {"type": "object"},
+                "submitterConfig": _closed([], {"backoffLimit": _COUNT}),
                 "submitterPodTemplate": _TEMPLATE,
                 "suspend": {"type": "boolean"},
                 "ttlSecondsAfterFinished": _COUNT,
@@ -96,3 +111,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ),
     ),
 }
+
+
+def check(document: dict[str, Any]) -> None:
+    """Fails where the operator would refuse a resource, by its schema or by its own validation."""
+    jsonschema.validate(document, SCHEMAS[document["kind"]])
+    spec = document["spec"]
+    for group in spec.get("rayClusterSpec", spec)["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group.get("replicas", group["minReplicas"]) <= group["maxReplicas"]
+    if spec.get("ttlSecondsAfterFinished"):
+        assert spec["shutdownAfterJobFinishes"], "a time to live is for clusters that are shut down"

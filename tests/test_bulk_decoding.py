@@ -10,84 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytrace_rl import _decode
-from raytrace_rl.monitor.builder import Builder
 from raytrace_rl.monitor.bulk import decoding, framing, templates
 from raytrace_rl.monitor.bulk.decoding import Decoder
-from raytrace_rl.monitor.bulk.parts import shape_of
-from raytrace_rl.monitor.model import Process, SpanRow
-from raytrace_rl.spool.format import Kind, pack_record
+from raytrace_rl.spool.format import pack_record
 from raytrace_rl.spool.reader import Cursor
 from tests import spooling
+from tests.decoded import frames_of, many_at_once, one_by_one
 
 np = pytest.importorskip("numpy")
-
-
-def frames_of(payloads):
-    """Payloads of SPAN records, as a file has them."""
-    return framing._gathered([(Kind.SPAN, payload, n) for n, payload in enumerate(payloads)])
-
-
-def one_by_one(payloads):
-    """What plain decoding says: the columns of each span, and the records that are none."""
-    rows, errors = [], []
-    for n, payload in enumerate(payloads):
-        try:
-            span = _decode.span(payload)
-            Builder("x").add(span, Process("x"))
-        except ValueError as error:
-            errors.append((n, str(error)))
-            continue
-        row = SpanRow(span, Process("x"))
-        version = row.attributes.get("rl.weight_version")
-        parent = int(row.parent_span_id, 16) if len(span.parent_span_id) == 8 else 0
-        rows.append(
-            (
-                int(row.span_id, 16),
-                parent,
-                span.start_ns,
-                span.end_ns,
-                shape_of(row),
-                span.trace_id,
-                (row.thread, row.thread_id),
-                row.iteration,
-                row.queued_ns,
-                version if type(version) is int else None,
-                tuple(row.links),
-            )
-        )
-    return rows, errors
-
-
-def many_at_once(payloads, lots=1):
-    """The same of the columns."""
-    decoder = Decoder()
-    errors = []
-    size = -(-len(payloads) // lots) or 1
-    for begin in range(0, len(payloads), size):
-        decoder.add(frames_of(payloads[begin : begin + size]))
-        errors += [(begin + n, str(error)) for n, error in decoder.errors]
-    part = decoder.part()
-    queued, version = (
-        dict(zip(at.tolist(), values.tolist(), strict=True)) for at, values in (part.queued, part.version)
-    )
-    linked = dict(part.linked)
-    rows = [
-        (
-            int(part.span[n]),
-            int(part.parent[n]),
-            int(part.start.view(np.uint64)[n]),
-            int(part.end.view(np.uint64)[n]),
-            part.shapes[part.shape[n]],
-            part.traces[part.trace[n]],
-            part.threads[part.thread[n]],
-            part.iterations[part.iteration[n]] if part.iteration[n] >= 0 else None,
-            queued.get(n),
-            version.get(n),
-            tuple(linked.get(n, ())),
-        )
-        for n in range(len(part.span))
-    ]
-    return rows, errors
 
 
 KEYS = (
@@ -137,9 +67,9 @@ def records(draw):
             if odd == "no trace":
                 record = record[18:]
             payloads.append(record)
+    whole = list(payloads)
     for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(payloads) - 1))
-        damaged = bytearray(payloads[at])
+        damaged = bytearray(draw(st.sampled_from(whole)))
         damaged[draw(st.integers(0, len(damaged) - 1))] = draw(st.integers(0, 255))
         payloads.append(bytes(damaged))
         payloads.append(bytes(damaged[: draw(st.integers(0, len(damaged)))]))
@@ -147,7 +77,7 @@ def records(draw):
     return payloads
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(records(), st.integers(1, 3))
 def test_bulk_decoding_is_plain_decoding(payloads, lots):
     """Catches a span that comes out of a template otherwise than the decoder reads it."""

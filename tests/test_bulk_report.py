@@ -9,24 +9,25 @@ import random
 import subprocess
 import sys
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import made_spool
+from benchmarks import made_demo, made_spool
 from raytrace_rl import cli
 from raytrace_rl.monitor import Run, html_data, large, load_run
 from raytrace_rl.monitor.report import report
 from raytrace_rl.monitor.timeline import CODES
 from raytrace_rl.monitor.windows import TooManyWindowsError, Windows, stretch
-from tests.bulk_runs import differences, drawn_runs, ranked_run, spooled
+from tests.bulk_runs import differences, drawn_runs, linked_run, ranked_run, spooled
 from tests.made_runs import Made, data_parallel
 from tests.spooling import SECOND, T0, Spool, ended, resource, span
 
 pytest.importorskip("numpy")
 
-from raytrace_rl.monitor.bulk import reading
+from raytrace_rl.monitor.bulk import paths, reading
 from raytrace_rl.monitor.bulk import report as bulk_report
 from raytrace_rl.monitor.bulk import timeline as bulk_timeline
 from raytrace_rl.monitor.bulk.goodput import Timelines
@@ -45,13 +46,14 @@ def compare(path, *, align=False, windows=None):
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(drawn_runs(), st.booleans(), st.booleans())
-def test_any_run_has_one_report(tmp_path_factory, write, align, parts):
-    """Catches a section that columns answer otherwise than rows do."""
+@given(drawn_runs(), st.booleans(), st.booleans(), st.sampled_from([1, 100]))
+def test_any_run_has_one_report(tmp_path_factory, write, align, parts, few):
+    """Catches a section that columns answer otherwise than rows do; paths are walked side by side, or one by one."""
     run_dir = tmp_path_factory.mktemp("drawn")
     locks = write(run_dir)
     try:
-        found = compare(run_dir, align=align, windows=_PARTS if parts else None)
+        with mock.patch.object(paths, "_FEW", few):
+            found = compare(run_dir, align=align, windows=_PARTS if parts else None)
     except (NotForColumnsError, TooManyWindowsError):
         found = []  # it is then read row by row
     finally:
@@ -61,9 +63,29 @@ def test_any_run_has_one_report(tmp_path_factory, write, align, parts):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ranks_that_meet_and_stragglers_are_the_same(tmp_path, seed):
+@pytest.mark.parametrize("few", [1, 100])
+def test_ranks_that_meet_and_stragglers_are_the_same(tmp_path, monkeypatch, seed, few):
     """Catches meetings, stragglers and paths that columns find elsewhere: restarts, several nodes, ranks left out."""
+    monkeypatch.setattr(paths, "_FEW", few)
     assert compare(spooled(ranked_run(random.Random(seed)).run(), tmp_path)) == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_many_short_steps_with_links_are_the_same(tmp_path, seed):
+    """Catches paths that go elsewhere when walked side by side, and links that are read otherwise by the thousand."""
+    linked_run(tmp_path, random.Random(seed))
+    assert compare(tmp_path) == []
+    assert len(read(tmp_path).links.row) > 20
+
+
+def test_a_run_like_the_demos_is_the_same(tmp_path):
+    """Catches a made run that lacks what the demo's has, or of which columns say something else."""
+    made_demo.make(tmp_path, 10_000)
+    assert compare(tmp_path) == []
+    found = bulk_report.report(read(tmp_path))
+    assert found["trajectories"]["count"] == 4 * (found["steps"]["count"] - 1)
+    assert found["trajectories"]["lag"]["max"] == 1
+    assert found["traces"]["missing_parent"] == 0
 
 
 def test_a_straggler_is_found(tmp_path):
@@ -171,6 +193,15 @@ def test_command(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert cli.main(["report", "--html", str(page), str(tmp_path / "run")]) == 0
     assert "rl.grpo.step" in page.read_text(encoding="utf-8")
+
+
+def test_long_lists_are_the_same_json(tmp_path, monkeypatch):
+    """Catches an outline whose long lists are put in elsewhere, or a report that cannot be parsed."""
+    linked_run(tmp_path, random.Random(3))
+    run = load_run(tmp_path)
+    monkeypatch.setattr(large, "_LONG", 2)
+    assert differences(json.loads(json.dumps(report(run))), json.loads(large.json_text(run))) == []
+    assert max(map(len, large.json_text(run).splitlines())) < 2000
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,49 +2,78 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import check_jsonschema
 import jsonschema
 import kubernetes_validate
-import promql_parser
 import pytest
 import yaml
 
-from examples.async_grpo.metrics import CRITIC_SERIES, STEP_SERIES
 from raytrace_rl import resources, semconv
 from raytrace_rl.config import TelemetryConfig, resolve
-from raytrace_rl.integrations import _vllm_stats
 from raytrace_rl.span_groups import ALL_GROUPS
-from tests import collector_schema
-from tests.kuberay_schema import SCHEMAS
+from tests import collector_schema, kuberay_schema
+from tests.cluster_files import CONFIGS, documents, ids
 
-CONFIGS = Path(__file__).parent.parent / "cluster_configs"
-DASHBOARDS = sorted((CONFIGS / "grafana").glob("*.json"))
 KUBERNETES = "1.33"
 
 
-def documents(name: str) -> list[Any]:
-    """The YAML documents of a file, anchors resolved."""
-    return [document for document in yaml.safe_load_all((CONFIGS / name).read_text()) if document]
+def templates(value: Any) -> list[Any]:
+    """Every pod template inside a document."""
+    if isinstance(value, dict):
+        found = [value["template"]] if isinstance(value.get("template"), dict) else []
+        return found + [template for inner in value.values() for template in templates(inner)]
+    return [template for inner in value for template in templates(inner)] if isinstance(value, list) else []
 
 
 def pods(value: Any) -> list[Any]:
     """Every pod specification inside a document."""
-    if isinstance(value, dict):
-        found = [value["template"]["spec"]] if isinstance(value.get("template"), dict) else []
-        return found + [pod for inner in value.values() for pod in pods(inner)]
-    return [pod for inner in value for pod in pods(inner)] if isinstance(value, list) else []
+    return [template["spec"] for template in templates(value)]
 
 
-def ids(path: Path) -> str:
-    """A file, for the name of a test."""
-    return str(path.relative_to(CONFIGS))
+def check_kuberay(document: Any) -> None:
+    """Fails where the operator, or the API server that gets its pods, would refuse a resource."""
+    kuberay_schema.check(document)
+    for template in templates(document):
+        resource = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def misspelt(document: Any, free: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yields where a field is, and the document with one more there, for each mapping; not below keys in ``free``."""
+
+    def places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        if path and path[-1] in free:
+            return
+        if isinstance(value, dict):
+            yield path
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, inner in items:
+            yield from places(inner, (*path, key))
+
+    for path in places(document, ()):
+        changed = json.loads(json.dumps(document))  # without what anchors share
+        functools.reduce(operator.getitem, path, changed)["noSuchField"] = "x"
+        yield "/".join(map(str, path)), changed
+
+
+def refuses(check: Callable[[Any], None], document: Any) -> bool:
+    """Whether a check finds something wrong."""
+    try:
+        check(document)
+    except (AssertionError, KeyError, jsonschema.ValidationError, kubernetes_validate.ValidationError):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=ids)
@@ -104,21 +133,18 @@ def test_the_slurm_script_is_sound_bash():
 def test_kuberay_resources(name):
     """The operator refuses the resource, or ignores a field that is spelt wrongly."""
     (document,) = documents(name)
-    jsonschema.validate(document, SCHEMAS[document["kind"]])
-    found = pods(document)
-    assert len(found) >= 2
-    for spec in found:
-        kubernetes_validate.validate(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}, KUBERNETES, strict=True
-        )
+    check_kuberay(document)
+    assert len(pods(document)) >= 2
 
 
-def test_kuberay_schema_sees_a_misspelt_field():
-    """The schema accepts anything, and the test above says nothing."""
-    (document,) = documents("kuberay/raycluster.yaml")
-    document["spec"]["workerGroupSpecs"][0]["minReplica"] = 1
-    with pytest.raises(jsonschema.ValidationError, match="minReplica"):
-        jsonschema.validate(document, SCHEMAS["RayCluster"])
+@pytest.mark.parametrize("name", ["kuberay/raycluster.yaml", "kuberay/rayjob.yaml"])
+def test_a_misspelt_field_of_a_kuberay_resource_is_seen(name):
+    """The schemas accept anything somewhere, and the test above says nothing of it."""
+    (document,) = documents(name)
+    free = {"metadata", "labels", "annotations", "rayStartParams", "requests", "limits", "nodeSelector", "matchLabels"}
+    refused = [path for path, changed in misspelt(document, free) if refuses(check_kuberay, changed)]
+    assert refused == [path for path, _ in misspelt(document, free)]
+    assert len(refused) > 15
 
 
 def test_collectors_in_kubernetes():
@@ -174,6 +200,26 @@ def test_collector_configurations(name):
     collector_schema.check(document)
 
 
+@pytest.mark.parametrize("name", ["collector/agent.yaml", "collector/gateway.yaml"])
+def test_a_misspelt_or_mistyped_setting_of_a_collector_is_seen(name):
+    """The schemas accept anything somewhere, and the test above says nothing of it."""
+    (document,) = documents(name)
+    kept = [path for path, changed in misspelt(document, set()) if not refuses(collector_schema.check, changed)]
+    assert kept == []
+    for old, new in (('port: "4317"', "port: 4317"), ("10ms", "10"), ("insecure: true", 'insecure: "true"')):
+        text = (CONFIGS / name).read_text()
+        if old in text:
+            assert refuses(collector_schema.check, yaml.safe_load(text.replace(old, new))), new
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not here")
+def test_prometheus_accepts_its_file():
+    """Prometheus does not start."""
+    command = ["promtool", "check", "config", str(CONFIGS / "compose" / "prometheus.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_gateway_knows_our_attributes():
     """Slow and broken steps are sampled away, or series lack the label that dashboards ask for."""
     (document,) = documents("collector/gateway.yaml")
@@ -205,123 +251,3 @@ def test_the_compose_file():
     own = gateway["service"]["telemetry"]["metrics"]["readers"][0]["pull"]["exporter"]["prometheus"]["port"]
     served = {gateway["exporters"]["prometheus"]["endpoint"].rpartition(":")[2], str(own)}
     assert targets == {f"collector:{port}" for port in served}
-
-
-# -- dashboards ----------------------------------------------------------------------------------------------------
-
-#: Of the collector itself, with the readers' suffixes switched off (`without_type_suffix`, `without_units`).
-COLLECTORS_OWN = {
-    "otelcol_receiver_accepted_spans",
-    "otelcol_receiver_refused_spans",
-    "otelcol_exporter_sent_spans",
-    "otelcol_exporter_send_failed_spans",
-    "otelcol_exporter_queue_size",
-    "otelcol_exporter_queue_capacity",
-    "otelcol_process_memory_rss",
-    "otelcol_processor_tail_sampling_count_traces_sampled",
-    "up",
-}
-COLLECTORS_LABELS = {"exporter", "instance", "job", "policy", "sampled"}
-
-
-def series_of(name: str, kind: str, unit: str) -> set[str]:
-    """The Prometheus series of an OpenTelemetry metric (OpenTelemetry specification, "Prometheus and OpenMetrics")."""
-    base = re.sub(r"\W", "_", name)
-    suffix = {"s": "seconds", "By": "bytes"}.get(unit, "")
-    if suffix and suffix not in base.split("_"):
-        base = f"{base}_{suffix}"
-    if kind == "histogram":
-        return {f"{base}_{part}" for part in ("bucket", "sum", "count")}
-    return {f"{base}_total"} if kind == "counter" else {base}
-
-
-def known_series() -> set[str]:
-    """All series that the code records, that the gateway makes of spans, and that collectors have of themselves."""
-    found = set(COLLECTORS_OWN)
-    for row in (*_vllm_stats.STEP_SERIES, *STEP_SERIES, *CRITIC_SERIES):
-        found |= series_of(row.name, row.kind, row.unit)
-    found |= series_of("rl.efficiency.seconds", "gauge", "s") | series_of("rl.setup.duration", "gauge", "s")
-    spans = documents("collector/gateway.yaml")[0]["connectors"]["spanmetrics"]
-    found |= series_of(f"{spans['namespace']}.calls", "counter", "")
-    found |= series_of(f"{spans['namespace']}.duration", "histogram", spans["histogram"]["unit"])
-    return found
-
-
-def known_labels() -> set[str]:
-    """All labels that these series can have."""
-    spans = documents("collector/gateway.yaml")[0]["connectors"]["spanmetrics"]
-    names = {dimension["name"] for dimension in spans["dimensions"]}
-    names |= {"span.name", "status.code", "rl.efficiency.category", "rl.setup.phase"}
-    return {re.sub(r"\W", "_", name) for name in names} | COLLECTORS_LABELS | {"le"}
-
-
-def selectors(query: str) -> tuple[set[str], set[str]]:
-    """The series and labels that a query names; a query that Prometheus would refuse is an error."""
-    plain = query.replace("$__rate_interval", "5m").replace("$run", "run")
-    names: set[str] = set()
-    labels: set[str] = set()
-
-    def visit(node: Any) -> bool:
-        if isinstance(node, promql_parser.VectorSelector):
-            names.add(str(node.name))
-            labels.update(matcher.name for matcher in node.matchers.matchers)
-        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-            labels.update(node.modifier.labels)
-        return True
-
-    promql_parser.walk(promql_parser.parse(plain), visit)
-    return names, labels
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=ids)
-def test_dashboards_ask_for_what_there_is(path):
-    """A metric is renamed in the code, and its panel is empty from then on."""
-    dashboard = json.loads(path.read_text())
-    (run,) = [variable for variable in dashboard["templating"]["list"] if variable["name"] == "run"]
-    asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", run["definition"])
-    assert asked is not None
-    assert asked[1] in known_series()
-    assert asked[2] in known_labels()
-    for panel in dashboard["panels"]:
-        assert panel["targets"], panel["title"]
-        for target in panel["targets"]:
-            names, labels = selectors(target["expr"])
-            assert names <= known_series(), panel["title"]
-            assert labels <= known_labels(), panel["title"]
-            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known_labels(), panel["title"]
-            groups = re.findall(r'rl_span_group=~?"([^"]*)"', target["expr"])
-            assert {group for text in groups for group in text.split("|")} <= ALL_GROUPS, panel["title"]
-
-
-def test_the_search_for_series_is_not_blind():
-    """The check above passes whatever a query asks for."""
-    names, labels = selectors('sum by (rl_bucket) (rate(no_such_total{rl_run_id=~"$run"}[$__rate_interval])) / other')
-    assert names == {"no_such_total", "other"}
-    assert labels == {"rl_bucket", "rl_run_id"}
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=ids)
-def test_dashboards_fit_grafanas_grid(path):
-    """Panels lie over each other, or share an id: Grafana moves them at will."""
-    dashboard = json.loads(path.read_text())
-    assert dashboard["uid"] == f"raytrace-rl-{path.stem}"
-    identifiers = [panel["id"] for panel in dashboard["panels"]]
-    assert len(identifiers) == len(set(identifiers))
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-        assert panel["datasource"]["uid"] == "${datasource}"
-
-
-def test_dashboards_are_provisioned_from_where_they_are_mounted():
-    """Grafana comes up without dashboards, or with sources that panels do not find."""
-    (provider,) = documents("compose/dashboards.yaml")[0]["providers"]
-    volumes = documents("compose/compose.yaml")[0]["services"]["grafana"]["volumes"]
-    assert f"../grafana:{provider['options']['path']}:ro" in volumes
-    sources = {source["name"]: source for source in documents("compose/datasources.yaml")[0]["datasources"]}
-    assert sources["Prometheus"]["url"] == "http://prometheus:9090"
-    assert sources["Prometheus"]["isDefault"]

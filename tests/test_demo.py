@@ -14,8 +14,11 @@ from examples.async_grpo.config import DemoConfig
 from examples.async_grpo.metrics import STEP_SERIES
 from raytrace_rl import cli
 from raytrace_rl.monitor import load_run
+from raytrace_rl.monitor.bulk import reading
+from raytrace_rl.monitor.bulk import report as of_columns
 from raytrace_rl.monitor.report import report
 from raytrace_rl.monitor.trajectories import trajectories
+from tests.bulk_runs import differences
 from tests.demo_runs import ancestors, assert_one_tree, named, run_demo
 
 if TYPE_CHECKING:
@@ -59,6 +62,13 @@ def demo(tmp_path_factory) -> Demo:
 def run(demo) -> Run:
     """The default run's trace."""
     return load_run(demo.run_dir)
+
+
+def test_columns_say_the_same(demo):
+    """Catches spans, or links, of a real run that are read otherwise where a run is large."""
+    columns = reading.read(demo.run_dir)
+    assert differences(report(load_run(demo.run_dir)), of_columns.report(columns)) == []
+    assert len(columns.links.row) == DEFAULTS.steps * DEFAULTS.batches_per_step
 
 
 def _name(process: Process) -> str:

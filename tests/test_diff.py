@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks import made_spool
 from raytrace_rl import cli
-from raytrace_rl.monitor.diff import diff
+from raytrace_rl.monitor import large, load_run
+from raytrace_rl.monitor.diff import diff, of_sides, side
 from raytrace_rl.monitor.model import Run
 from raytrace_rl.monitor.text_diff import render
+from tests.bulk_runs import ranked_run, spooled
 from tests.made_runs import Made
-from tests.spooling import Spool, ended, resource, span
+from tests.spooling import T0, Spool, ended, resource, span
 from tests.test_report import schema_paths
 
 STEPS = 15
@@ -134,3 +137,44 @@ def test_command(tmp_path, capsys):
     assert (entry["a_p50_s"], entry["b_p50_s"], entry["verdict"]) == (1, 2, "slower")
     assert cli.main(["diff", str(tmp_path / "a"), str(tmp_path / "none")]) == cli.UNUSABLE
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_large_run_is_compared_as_a_small_one(tmp_path, seed):
+    """Catches columns that another duration is taken from, or a median that differs in its last digit."""
+    pytest.importorskip("numpy")
+    from raytrace_rl.monitor.bulk import reading, sides
+
+    paths = [spooled(ranked_run(random.Random(seed + n)).run(), tmp_path / str(n)) for n in (0, 100)]
+    rows = [side(load_run(path)) for path in paths]
+    columns = [sides.side(reading.read(path)) for path in paths]
+    assert columns == rows
+    assert of_sides(*columns) == of_sides(*rows)
+
+
+def test_open_and_truncated_spans_are_left_out_of_columns_too(tmp_path):
+    """Catches a span that a kill has cut short, in the durations of a large run alone."""
+    pytest.importorskip("numpy")
+    from raytrace_rl.monitor.bulk import reading, sides
+
+    spool = Spool(tmp_path)
+    spool.segment(1, ended(*(span(n, n, n + 1, name="x") for n in range(1, 9))), resource=resource(), heartbeat_ns=T0)
+    spool.slots(1, [span(20, 2, None, name="x")])
+    spool.live_file(1)
+    found = sides.side(reading.read(tmp_path))
+    assert (found.spans, found.names["x"].size) == (9, 8)
+    assert found == side(load_run(tmp_path))
+
+
+def test_command_reads_large_runs_as_columns(tmp_path, capsys, monkeypatch):
+    """Catches a comparison of two large runs for which each span becomes an object."""
+    pytest.importorskip("numpy")
+    for letter in "ab":
+        made_spool.make(tmp_path / letter, 200)
+    paths = [str(tmp_path / letter) for letter in "ab"]
+    assert cli.main(["diff", *paths, "--json"]) == cli.OK
+    wanted = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(large, "LARGE_BYTES", 0)
+    monkeypatch.setattr(large, "load_run", None)
+    assert cli.main(["diff", *paths, "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out) == wanted

@@ -6,6 +6,11 @@ import base64
 import io
 import json
 import math
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
@@ -13,12 +18,13 @@ from hypothesis import given, settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from benchmarks import made_spool
 from raytrace_rl import _decode
 from raytrace_rl.monitor import export as export_module
 from raytrace_rl.monitor import load_run
 from raytrace_rl.monitor.export import export
 from raytrace_rl.monitor.model import Process, Run, SpanRow
-from tests.spooling import Spool, ended, resource, span
+from tests.spooling import SECOND, T0, Spool, ended, resource, span
 from tests.test_decode import assert_same_span, spans
 
 IDS = ("traceId", "spanId", "parentSpanId")
@@ -59,8 +65,17 @@ def exported(run, form):
     return out.getvalue()
 
 
+def _with_whole_ids(message):
+    """The same span, its parent's and its links' ids as long as they must be."""
+    message.parent_span_id = message.parent_span_id and message.parent_span_id.ljust(8, b"p")[:8]
+    for link in message.links:
+        link.trace_id = link.trace_id and link.trace_id.ljust(16, b"t")[:16]
+        link.span_id = link.span_id and link.span_id.ljust(8, b"s")[:8]
+    return message
+
+
 @settings(max_examples=200)
-@given(spans)
+@given(spans.map(_with_whole_ids))
 @pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
 def test_every_field_survives(form, message):
     """Catches any field of a span that an export loses or changes, for whatever a span may hold."""
@@ -73,6 +88,21 @@ def test_every_field_survives(form, message):
     assert scope.scope.name == "raytrace_rl"
     (out,) = scope.spans
     assert_same_span(_decode.span(message.SerializeToString()), Span.FromString(out.SerializeToString()))
+
+
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
+def test_ids_that_a_collector_refuses_stay_behind(form):
+    """Catches one bad id of a parent or link that makes a collector refuse a thousand spans."""
+    link = _decode.Link(b"t" * 16, b"s" * 8, "", {}, 0, 0)
+    made = _decode.span(span(1, 0, 1))
+    made.parent_span_id = b"abc"
+    made.links = (link, link._replace(trace_id=b"short"), link._replace(span_id=b"far too long"))
+    process = Process("p")
+    (request,) = official_messages(form, exported(Run("x", "x", [SpanRow(made, process)], [process]), form))
+    (out,) = request.resource_spans[0].scope_spans[0].spans
+    assert out.parent_span_id == b""
+    assert [one.trace_id for one in out.links] == [b"t" * 16]
+    assert out.dropped_links_count == 2
 
 
 @pytest.fixture
@@ -143,3 +173,51 @@ def test_nothing_to_export():
     """Catches an invented message for an empty run."""
     for form in export_module.OTLP_FORMATS:
         assert exported(Run("x", "x"), form) == b""
+
+
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
+def test_process_by_process_is_the_same(run, form):
+    """Catches spans that are lost, doubled or out of order where no more than one process is in memory."""
+    out = io.BytesIO()
+    seen: list[tuple[int, int]] = []
+    path = Path(run.path)
+    written = export_module.export_spool(path, form, out, lambda done, whole: seen.append((done, whole)))
+    assert (written, out.getvalue()) == (len(run.spans), exported(run, form))
+    assert [done < whole for done, whole in seen] == [True, False]
+
+
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
+def test_the_best_copy_is_among_what_is_written(tmp_path, form):
+    """Catches a span that another process has sent anew, of which the copy that a kill cut short alone is kept."""
+    spool = Spool(tmp_path / "run")
+    spool.segment(10, ended(span(2, 0, 1)), heartbeat_ns=T0 + 5 * SECOND)
+    spool.slots(10, [span(1, 0, None)])
+    spool.live_file(10)
+    spool.segment(11, ended(span(1, 0, 2), span(2, 0, 1)))
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        assert export_module.export_spool(spool.run_dir, form, file) == 3
+    again = load_run(path)
+    assert sorted((row.span_id, row.end_ns, row.truncated) for row in again.spans) == [
+        ("0000000000000001", T0 + 2 * SECOND, False),
+        ("0000000000000002", T0 + SECOND, False),
+    ]
+
+
+@pytest.mark.parametrize("form", [*export_module.FORMATS, "parquet"])
+def test_command_shows_progress_on_a_terminal_alone(tmp_path, form):
+    """Catches minutes of silence, or escape codes in a pipe."""
+    made_spool.make(tmp_path / "run", 500)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "raytrace_rl.cli", "export", str(tmp_path / "run"), "--format", form]
+    command += ["--out", str(out)]
+    plain = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    assert b"\x1b" not in plain.stderr + plain.stdout
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=120)
+        shown = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ("reading" if form == "parquet" else "100%") in shown

@@ -484,11 +484,13 @@ def test_views_add_up_for_any_run(drawn, rng: random.Random):
     if views.job is not None:
         assert sum(views.job.buckets.values()) + views.job.unattributed_ns + views.job.recovery_ns == views.job.wall_ns
         assert min(*views.job.buckets.values(), views.job.unattributed_ns, views.job.recovery_ns) >= 0
-        assert 0 <= views.job.goodput <= 1
+        assert (views.job.goodput is None) == (views.job.wall_ns == 0)
+        assert 0 <= (views.job.goodput or 0) <= 1
     if views.fleet is not None:
         assert sum(views.fleet.buckets.values()) + views.fleet.unattributed_ns == views.fleet.gpu_ns
         assert min(*views.fleet.buckets.values(), views.fleet.unattributed_ns) >= 0
-        assert 0 <= views.fleet.goodput <= 1
+        assert (views.fleet.goodput is None) == (views.fleet.gpu_ns == 0)
+        assert 0 <= (views.fleet.goodput or 0) <= 1
     for view in (views.sum, views.job, views.fleet):
         assert view is None or view.beside.coverage is None or 0 <= view.beside.coverage <= 1
 

@@ -12,9 +12,10 @@ import pytest
 from raytrace_rl import cli
 from raytrace_rl.monitor.html_report import html
 from raytrace_rl.monitor.timeline import BUDGET
+from raytrace_rl.monitor.windows import Windows, stretch
 from tests.chromium import EXECUTABLE, Page, chromium
 from tests.made_runs import Made, data_parallel
-from tests.spooling import Spool, ended, resource, span
+from tests.spooling import SECOND, Spool, ended, resource, span
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken'\">{{DATA}}<!-- & ' \u2028 \u202e"
 
@@ -117,6 +118,34 @@ def test_page_loads_without_an_error_or_a_request(page, tmp_path, dark):
         assert page.run(f"byId('{section}').textContent.length") > 40, section
     page.run("byId('theme').click()")
     assert page.run("document.documentElement.dataset.theme") == ("light" if dark else "dark")
+
+
+@browser_only
+@pytest.mark.parametrize("dark", [False, True])
+def test_windows_are_drawn(page, tmp_path, dark):
+    """Catches windows that the page leaves out, cuts off, or draws elsewhere; and one left out drawn as 0 %."""
+    made = Made()
+    data_parallel(made, [[4.0, 5.0]] * 60)
+    run = made.run()
+    run.windows = Windows([stretch("2s..3s")], every_ns=SECOND)
+    path = tmp_path / "report.html"
+    path.write_text(html(run))
+    page.errors.clear()
+    page.open(path, dark=dark)
+    assert page.errors == []
+    told = page.run("report.goodput.windows.length")
+    assert told > 500
+    groups = "document.querySelectorAll('#goodput svg g')"
+    assert page.run(f"{groups}.length") == told
+    assert page.run(f"{groups}[2].children.length") == 0
+    assert page.run(f"getComputedStyle({groups}[0].children[0]).fill").startswith("rgb(")
+    left, right = page.run(
+        f"[{groups}[0].children[0], {groups}[{told - 1}].children[0]].map((r) => r.getBoundingClientRect().left)"
+    )
+    assert left < right
+    shown = page.run("byId('goodput').textContent")
+    assert "all of it was left out" in shown
+    assert f"in {told} windows" in shown
 
 
 @browser_only

@@ -400,7 +400,7 @@ def test_a_bad_json_line_costs_only_itself(tmp_path, line):
     run = load_run(path)
     assert len(run.spans) >= 1
     assert len(run.damage) == 1
-    assert run.damage[0].offset == len(GOOD_LINE) + 1
+    assert 0 <= run.damage[0].offset - len(GOOD_LINE) - 1 <= len(line)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1)])
@@ -518,7 +518,7 @@ def test_any_json(value):
     """Catches JSON that raises anything but ValueError or TypeError, which become damage."""
     for message in (value, {"resourceSpans": [{"scopeSpans": [{"spans": [value]}]}]}):
         try:
-            batches = otlp_json.resource_spans(message)
+            batches = otlp_json.resource_spans(message, lambda *_: None)
         except (ValueError, TypeError):
             continue
         assert all(isinstance(batch, _decode.ResourceSpans) for batch in batches)

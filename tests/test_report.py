@@ -181,7 +181,7 @@ def test_schema_is_documented(run, tmp_path):
     )
     # open_spans is empty here, and has the entries of truncated_spans.
     made = Made()
-    data_parallel(made, [[4.0, 4.0, 6.0, 6.0]] * 4, nodes=2)
+    data_parallel(made, [[4.0, 4.0, 6.0, 6.0]] * 12, nodes=2)
     relayed = noted_run(tmp_path / "relayed")
     note_all(relayed)
     run.windows = Windows(every_ns=5 * SECOND)

@@ -33,6 +33,8 @@ CALLS = {
     "ray.call.Worker.ask_peer_from_thread": 1,
     "ray.call.Worker.stream": 1,
     "ray.call.Worker.pair": 1,
+    "ray.call.Worker.static": 2,
+    "ray.call.Worker.of_class": 1,
     "ray.call.Worker.fail": 1,
     "ray.call.Worker.die": 1,
     "ray.call.Loop.__init__": 1,

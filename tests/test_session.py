@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raytrace_rl import session
 from raytrace_rl.monitor import load_run
 from tests.running import drive
 
@@ -33,6 +34,7 @@ with telemetry_session() as session:
         if "fail" in sys.argv:
             raise RuntimeError("the loop broke")
 print("batch", batch, "run", session.run_dir)
+print("runtime_env", dict(ray.get_runtime_context().runtime_env))
 """
 
 
@@ -43,6 +45,7 @@ def test_the_example_of_the_readme_is_one_tree_and_prints_its_goodput(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "batch ['A', 'B']" in done.stdout
     assert "goodput" in done.stdout
+    assert "runtime_env {}" in done.stdout  # with one, the workers that Ray has started beforehand would stay idle
     run = load_run(tmp_path / "run")
     roots = [span for span in run.spans if span.parent_span_id is None]
     assert [span.name for span in roots] == ["rl.grpo.job"]
@@ -107,3 +110,21 @@ def test_a_terminated_driver_has_the_time_that_it_was_given_to_flush(tmp_path):
     assert "goodput" in done.stdout
     (job,) = [span for span in load_run(tmp_path / "run").spans if span.name == "rl.grpo.job"]
     assert not job.truncated
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "variable", "starts"),
+    [
+        ({"num_cpus": 2}, "", True),
+        ({"num_cpus": 0}, "", True),
+        ({"address": "local"}, "10.0.0.1:6379", True),
+        ({}, "", False),
+        ({"num_cpus": 2}, "ray://10.0.0.1:10001", False),
+        ({"address": "auto", "num_cpus": 2}, "", False),
+        ({"address": "10.0.0.1:6379"}, "", False),
+    ],
+)
+def test_settings_are_sent_wherever_a_cluster_may_be_up_already(kwargs, variable, starts, monkeypatch):
+    """Workers of a cluster that somebody else started know nothing of the run, and it has no spans of theirs."""
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    assert session._starts_cluster(kwargs) is starts

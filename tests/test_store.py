@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from raytrace_rl import cli
-from raytrace_rl.monitor import load_run, store
+from raytrace_rl.monitor import converting, load_run, scratch, store
 from raytrace_rl.monitor.model import UnreadableRunError
 from raytrace_rl.spool.format import Kind, pack_record
 from tests.spooling import SECOND, T0, TRACE, Spool, ended, resource, span, span_id
@@ -205,6 +206,68 @@ def test_two_queries_at_once_of_a_live_run(spool):
         live.release()
 
 
+ASK = """
+import sys, time
+from raytrace_rl.monitor import columns, store
+if __name__ == "__main__":
+    if sys.argv[2] == "midway":
+        columns.Sink.close = lambda sink: (sink._flush("spans"), print("there", flush=True), time.sleep(600))
+    opened = store.Store(sys.argv[1])
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["midway", "at the end"])
+def test_what_a_killed_query_left_goes_at_the_next(spool, tmp_path, when):
+    """Catches files of killed queries that pile up in the cache, and such of a running one that are taken away."""
+    script, live = tmp_path / "ask.py", spool.alive(11)
+    script.write_text(ASK)
+    asking = subprocess.Popen(
+        [sys.executable, str(script), str(spool.run_dir), when], stdout=subprocess.PIPE, text=True
+    )
+    cache = spool.run_dir / "cache"
+    try:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "there\n"
+        (held,) = (path for path in cache.glob("live-*") if path.is_dir())
+        assert {path.suffix for path in held.iterdir()} > {""}, "the token, and Parquet"
+        _read(spool.run_dir)
+        assert held.is_dir(), "its process lives"
+    finally:
+        asking.kill()
+        asking.communicate()
+    assert held.is_dir()
+    (cache / "live-older").mkdir()
+    _read(spool.run_dir)
+    live.release()
+    assert {path.name.split(".")[1].split("-")[0] for path in cache.iterdir()} == {"10"}
+
+
+def test_a_query_that_fails_leaves_nothing(spool, monkeypatch):
+    """Catches a directory that stays in the cache when a run cannot be converted."""
+    from raytrace_rl.monitor import fragments
+
+    monkeypatch.setattr(fragments.TableReader, "read", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.Store(spool.run_dir)
+    assert list((spool.run_dir / "cache").iterdir()) == []
+
+
+def test_names_that_are_taken_for_the_moment(tmp_path, monkeypatch):
+    """Catches two queries that share a directory, or one that runs in a directory that another may take away."""
+    names = iter(["a", "a", "b", "c"])
+    monkeypatch.setattr(scratch.secrets, "token_hex", lambda size: next(names) if size == 6 else "token")
+    first = scratch.Scratch(tmp_path)
+    second = scratch.Scratch(tmp_path)
+    assert (first.path.name, second.path.name) == ("live-a", "live-b")
+    scratch.clean(tmp_path)
+    assert (first.path.is_dir(), second.path.is_dir()) == (True, True)
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_writers_at_once_of_the_same_files(spool, monkeypatch):
     """Catches two first queries at once of which one fails, for the other has renamed the file that it writes."""
     from raytrace_rl.monitor import columns
@@ -212,7 +275,7 @@ def test_two_writers_at_once_of_the_same_files(spool, monkeypatch):
 
     monkeypatch.setattr(columns, "BATCH", 1)
     run, base = load_run(spool.run_dir), spool.run_dir / "base"
-    sinks = [Sink(base, "same"), Sink(base, "same")]
+    sinks = [Sink(base, "same", base.parent), Sink(base, "same", base.parent)]
     for sink in sinks:
         sink.spans(run.spans)
         sink.rest(run, run.processes, run.stacks)
@@ -245,7 +308,7 @@ def test_several_processes_at_once_give_the_same(spool, monkeypatch):
     """Catches conversion in processes of their own that loses a source, or its damage."""
     spool.segment(13, ended(span(400, 0, 1)) + b"?" * 40 + ended(span(401, 0, 1)))
     alone = _ask(spool.run_dir, "SELECT * FROM spans ORDER BY span_id")
-    monkeypatch.setattr(store, "_ALONE_BYTES", 0)
+    monkeypatch.setattr(converting, "ALONE_BYTES", 0)
     for path in (spool.run_dir / "cache").iterdir():
         path.unlink()
     opened = store.Store(spool.run_dir)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raytrace_rl.monitor import noise
 from raytrace_rl.monitor.meetings import meetings, ranked
 from raytrace_rl.monitor.stragglers import Stragglers
 from raytrace_rl.monitor.tree import Tree
@@ -56,6 +57,55 @@ def test_noise_is_no_straggler(ranks, noise, collective):
     made = Made()
     data_parallel(made, _durations(ranks, noise), collective=collective)
     assert _flagged(_found(made)) == []
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 6), (3, 4), (4, 4), (8, 3)])
+def test_few_steps_are_no_evidence(ranks, steps):
+    """Catches a rank named for what any of them may do by chance: to come last a few times."""
+    made = Made()
+    data_parallel(made, _durations(ranks, rank_1=1.5)[:steps])
+    found = _found(made)
+    assert _flagged(found) == []
+    assert found["ranks"][0]["rank"] == 1
+    assert found["ranks"][0]["spans"][0]["chance"] > 0.025
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 7), (3, 5), (4, 5), (8, 4), (64, 4)])
+def test_as_many_steps_as_it_takes_are_enough(ranks, steps):
+    """Catches a slow rank that goes unnamed in a short run although no chance would have it last each time."""
+    made = Made()
+    data_parallel(made, _durations(ranks, rank_1=1.5)[:steps])
+    assert _flagged(_found(made)) == [("training", 1)]
+
+
+def test_healthy_runs_of_few_steps_name_none():
+    """Catches a verdict that small numbers make: medians of three to five steps, of any noise."""
+    rng = random.Random(11)
+    named = 0
+    for _ in range(300):
+        ranks, steps = rng.choice([2, 3, 4, 8]), rng.randint(3, 5)
+        made = Made()
+        data_parallel(made, [[4 * rng.lognormvariate(0, 0.3) for _ in range(ranks)] for _ in range(steps)])
+        named += bool(_flagged(_found(made)))
+    assert named <= 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 20])
+def test_chance_is_bounded_from_above(ranks):
+    """Catches a bound below what chance does: it is the promise on runs in which no rank is slow."""
+    rng = random.Random(ranks)
+    bounds = []
+    for _ in range(1500):
+        slowest = [[0] * len(noise.PARTS) for _ in range(ranks)]
+        for _ in range(6):
+            for place, rank in enumerate(rng.sample(range(ranks), ranks), 1):
+                for n, part in enumerate(noise.PARTS):
+                    slowest[rank][n] += place * part <= ranks
+        bounds.append(min(noise.by_chance(often, 6, ranks) for often in slowest))
+    for level in (0.01, 0.05, 0.2):
+        assert sum(bound <= level for bound in bounds) <= 1500 * level + 3 * (1500 * level) ** 0.5
+    assert noise.by_chance([6, 6, 6, 6, 6, 6], 6, 1) == 1.0
+    assert noise.by_chance([10_000], 10_000, 2) < 1e-300
 
 
 def test_one_slow_step_is_no_slow_rank():

@@ -48,6 +48,43 @@ def test_what_is_excluded_is_in_neither_part_nor_whole():
     assert (views.fleet.gpu_ns, in_s(views.fleet.buckets)) == (6 * S, {"productive": 6})
 
 
+def test_what_is_left_out_is_covered_by_nothing():
+    """Catches a coverage that is good because of a stretch that nobody asked about, and bad because of another one."""
+    driver, worker = process("d", rl__role="driver"), process("w", rl__role="worker")
+    run = run_of(row(driver, 1, 0, 4, group="job"), row(driver, 2, 8, 10), row(worker, 3, 0, 5), row(worker, 4, 9, 10))
+    covered = goodput(run)
+    assert covered.job is not None
+    assert covered.fleet is not None
+    assert (covered.job.beside.coverage, covered.fleet.beside.coverage) == (0.6, 0.6)
+    run.windows = asked([(4, 8)])
+    views = goodput(run)
+    assert views.job is not None
+    assert views.fleet is not None
+    assert views.job.beside.coverage == 1
+    assert views.fleet.beside.coverage == pytest.approx(5 / 6)
+    assert views.sum.beside.coverage == covered.sum.beside.coverage
+
+
+def test_nothing_left_is_no_goodput_and_says_why():
+    """Catches 0 % for a stretch of which nothing is known, which reads as one in which nothing was done."""
+    views = goodput(job_run(asked([(0, 10)], every=5)))
+    assert views.job is not None
+    assert views.fleet is not None
+    every = [views.job, views.fleet, *(view for _, view in views.windows)]
+    assert [(view.goodput, view.no_goodput) for view in every] == [(None, "all of it was left out")] * 4
+    assert views.job.beside.coverage is None
+    assert views.fleet.excluded_ns == 10 * S
+    assert job_run(asked([(2, 3)])).windows is not None
+    some = goodput(job_run(asked([(2, 3)]))).job
+    assert some is not None
+    assert some.goodput == pytest.approx(3 / 9)
+    assert some.no_goodput is None
+    driver = process("d", rl__role="driver")
+    empty = goodput(run_of(row(driver, 1, 5, 5, group="job"))).job
+    assert empty is not None
+    assert (empty.goodput, empty.no_goodput) == (None, "it took no time")
+
+
 def test_windows_begin_with_the_job_and_the_last_one_is_shorter():
     """Catches windows that are off by one, or a remainder that is left out."""
     views = goodput(job_run(asked([(6, 10)], every=4)))

@@ -53,13 +53,16 @@ class Worker(Base):
     def pair(self):
         return 1, 2
 
+    made = 0
+
     @staticmethod
-    def static(x):
+    def static(x, y=threading.Lock):
         return x
 
     @classmethod
     def of_class(cls, x):
-        return x
+        cls.made += cls.static(x)  # a local call
+        return cls.__name__, cls.made
 
     def fail(self):
         raise LookupError("the user's own")
@@ -106,7 +109,10 @@ def use_everything():
     assert [ray.get(ref) for ref in worker.stream.remote(3)] == [0, 1, 2]
     assert ray.get(list(worker.pair.remote())) == [1, 2]
     assert ray.get(worker.static.remote(5)) == 5
-    assert ray.get(worker.of_class.remote(5)) == 5
+    assert ray.get(ray.get_actor("worker").static.remote(x=5)) == 5
+    assert ray.get(worker.of_class.remote(5)) == ("Worker", 5)
+    raises(TypeError, lambda: worker.static.remote())
+    raises(TypeError, lambda: worker.of_class.remote(1, 2))
     raises(LookupError, lambda: ray.get(worker.fail.remote()))
     raises(TypeError, lambda: worker.plain.remote(1, 2, 3))
     loop = Loop.remote()

@@ -50,8 +50,13 @@ def of_method(fn: Any, label: str, name: str) -> Any:
     return _wrapper(fn, label, lambda args: getattr(type(args[0]).__ray_actor_class__, name))
 
 
+def of_class_method(fn: Any, label: str, name: str) -> Any:
+    """As `of_method`, of what stands inside a ``classmethod``."""
+    return _wrapper(fn, label, lambda args: getattr(args[0].__ray_actor_class__, name).__func__)
+
+
 def of_function(fn: Any, label: str) -> Any:
-    """Returns a wrapper for a remote function."""
+    """Returns a wrapper for a remote function, or for a static method."""
     return _wrapper(fn, label, lambda _args: fn)
 
 

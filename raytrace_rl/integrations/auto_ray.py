@@ -1,9 +1,10 @@
 """Traces the actors and tasks of a program that was not written for it: the one place that touches Ray's own classes.
 
-`install`, which ``raytrace-rl run`` calls, puts something of ours around five functions of Ray's (`_TARGETS`):
+`install`, which ``raytrace-rl run`` calls, puts something of ours around six functions of Ray's (`_TARGETS`):
 
 - on a driver, connecting starts telemetry unless the program has, opens the job's span and adds our variables to the
-  job's ``runtime_env``; ``ray.shutdown`` lets actors close their spools first;
+  job's ``runtime_env``; ``ray.shutdown`` lets actors close their spools first; connecting as a Ray Client warns that
+  nothing is traced;
 - creating an actor, and the first call of a remote function, puts wrappers (`_auto_entry`) around the methods of *Ray's
   copy* of the class (around the function). The user's class stays as it is. Calls then send a carrier, as `dispatch`
   does, and arrive under a span ``ray.call.<Class>.<method>`` of the group ``actor_call``.
@@ -125,6 +126,19 @@ def _connect(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _connect_client(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    _leave_client_alone()
+    return original(*args, **kwargs)
+
+
+def _leave_client_alone() -> None:
+    _leave_alone(
+        "a Ray Client (ray://)",
+        "its driver is a process of the server's. Run the program on the cluster: "
+        "ray job submit -- raytrace-rl run -- python ...",
+    )
+
+
 def _shutdown(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     _auto_driver.close_actors()
     return original(*args, **kwargs)
@@ -167,7 +181,7 @@ def _prepared(prepare: Callable[[Any, Any], Any], target: Any, kwargs: Any) -> A
         return kwargs
     try:
         if _auto_driver.is_client():
-            _leave_alone("a Ray Client", "its actors are made by a server elsewhere")
+            _leave_client_alone()
             return kwargs
         if not _names_carrier(prepare(target, sys.modules["ray"]._private.worker.global_worker)):
             return kwargs
@@ -199,14 +213,28 @@ def _creation(actor_class: Any, worker: Any) -> Any:
     if base is None or _MARK in vars(cls) or exported or not _may_wrap(base, worker):
         return signatures.get("__init__")
     setattr(cls, _MARK, True)
-    for name, method in inspect.getmembers(cls, inspect.isfunction):
-        if name != "__init__" and (name.startswith("__") or not _is_users(vars(cls).get(name))):
-            continue
-        if isinstance(inspect.getattr_static(cls, name), FunctionType) and _may_wrap_function(method):
-            label = f"ray.call.{base.__name__}.{name}"
-            setattr(cls, name, _auto_entry.of_method(method, label, name))
-            signatures[name] = list(_wrapping.signature_with_carrier(method).parameters.values())[1:]
+    for name, _ in inspect.getmembers(cls, lambda member: inspect.isfunction(member) or inspect.ismethod(member)):
+        if name == "__init__" or (not name.startswith("__") and _is_users(vars(cls).get(name))):
+            _wrap_method(cls, name, f"ray.call.{base.__name__}.{name}", signatures)
     return signatures.get("__init__")
+
+
+def _wrap_method(cls: Any, name: str, label: str, signatures: dict[str, Any]) -> None:
+    """Puts a wrapper into Ray's copy of a class, and its parameters, as Ray checks calls against them."""
+    member = inspect.getattr_static(cls, name)
+    fn = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+    if not isinstance(fn, FunctionType) or not _may_wrap_function(fn):
+        return
+    parameters = list(_wrapping.signature_with_carrier(fn).parameters.values())
+    if isinstance(member, staticmethod):
+        setattr(cls, name, staticmethod(_auto_entry.of_function(fn, label)))
+        signatures[name] = parameters
+        return
+    if isinstance(member, classmethod):
+        setattr(cls, name, classmethod(_auto_entry.of_class_method(fn, label, name)))
+    else:
+        setattr(cls, name, _auto_entry.of_method(fn, label, name))
+    signatures[name] = parameters[1:]
 
 
 def _is_users(attribute: Any) -> bool:
@@ -247,6 +275,7 @@ def _may_wrap_function(fn: Any) -> bool:
 #: Module, class (or none), function, the parameters that it must have for us to know it, and what goes around it.
 _TARGETS: Final[tuple[tuple[str, str, str, set[str], Callable[..., Any]], ...]] = (
     ("ray._private.worker", "", "connect", {"mode", "job_config"}, _connect),
+    ("ray.util.client_connect", "", "connect", {"conn_str"}, _connect_client),
     ("ray", "", "shutdown", set(), _shutdown),
     ("ray.actor", "ActorClass", "_remote", {"args", "kwargs"}, _create),
     ("ray.actor", "ActorMethod", "_remote", {"args", "kwargs"}, _call_method),

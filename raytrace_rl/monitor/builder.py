@@ -64,8 +64,7 @@ class Builder:
         Raises:
             ValueError: It has no ids.
         """
-        if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id) or not any(span.span_id):
-            raise ValueError("span without a trace id and a span id")
+        check_ids(span)
         key = span.trace_id + span.span_id
         known = self._rows.get(key)
         row = SpanRow(span, process, scope)
@@ -95,6 +94,12 @@ class Builder:
         names = Counter(name for process in run.processes if (name := process.text(semconv.RL_RUN_ID)))
         run.run_id = names.most_common(1)[0][0] if names else Path(run.path).resolve().name
         return run
+
+
+def check_ids(span: Span) -> None:
+    """Raises ValueError for a span that cannot be told from others."""
+    if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id) or not any(span.span_id):
+        raise ValueError("span without a trace id and a span id")
 
 
 def identify(process: Process, resource: Attributes) -> None:

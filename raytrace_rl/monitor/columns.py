@@ -6,6 +6,7 @@ Imports pyarrow, of the ``report`` extra; nothing but the store leads here.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
@@ -29,7 +30,8 @@ _REPEATED: Final = pa.dictionary(pa.int32(), pa.string())
 Column = tuple[str, Any, Callable[[Any], Any]]
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Returns a value of an attribute, or all attributes, as JSON."""
     try:
         return json.dumps(value, default=_hex, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError:  # JSON has no word for these numbers
@@ -67,12 +69,12 @@ _SPANS: Final[Sequence[Column]] = (
     ("queued_ns", _INT, lambda row: row.queued_ns),
     ("truncated", _BOOL, lambda row: row.truncated),
     ("scope", _REPEATED, lambda row: row.scope.name if row.scope else None),
-    ("attributes", _TEXT, lambda row: _json(row.attributes)),
+    ("attributes", _TEXT, lambda row: json_text(row.attributes)),
     (
         "events",
         _TEXT,
         lambda row: (
-            _json([{"name": e.name, "time_ns": e.time_ns, "attributes": e.attributes} for e in row.events])
+            json_text([{"name": e.name, "time_ns": e.time_ns, "attributes": e.attributes} for e in row.events])
             if row.events
             else None
         ),
@@ -81,7 +83,7 @@ _SPANS: Final[Sequence[Column]] = (
         "links",
         _TEXT,
         lambda row: (
-            _json(
+            json_text(
                 [
                     {"trace_id": _hex(link.trace_id), "span_id": _hex(link.span_id), "attributes": link.attributes}
                     for link in row.links
@@ -112,7 +114,7 @@ _PROCESSES: Final[Sequence[Column]] = (
     ("dropped_spans", _INT, lambda row: row[0].drops.get("spans", 0)),
     ("damaged_records", _INT, lambda row: row[1]),
     ("run_id", _TEXT, lambda row: row[0].text("rl.run.id")),
-    ("resource", _TEXT, lambda row: _json(row[0].resource)),
+    ("resource", _TEXT, lambda row: json_text(row[0].resource)),
 )
 
 _METRICS: Final[Sequence[Column]] = (
@@ -130,7 +132,7 @@ _METRICS: Final[Sequence[Column]] = (
     ("max", _REAL, lambda row: row.max),
     ("bounds", pa.list_(_REAL), lambda row: row.bounds),
     ("bucket_counts", pa.list_(_INT), lambda row: row.bucket_counts),
-    ("attributes", _TEXT, lambda row: _json(row.attributes)),
+    ("attributes", _TEXT, lambda row: json_text(row.attributes)),
     ("scope", _REPEATED, lambda row: row.scope),
     ("lane", _REPEATED, lambda row: row.process.key),
 )
@@ -139,11 +141,11 @@ _LOGS: Final[Sequence[Column]] = (
     ("time_ns", _INT, lambda row: row.time_ns),
     ("severity", _INT, lambda row: row.severity),
     ("severity_text", _REPEATED, lambda row: row.severity_text),
-    ("body", _TEXT, lambda row: row.body if isinstance(row.body, str) or row.body is None else _json(row.body)),
+    ("body", _TEXT, lambda row: row.body if isinstance(row.body, str) or row.body is None else json_text(row.body)),
     ("logger", _REPEATED, lambda row: row.logger),
     ("trace_id", _TEXT, lambda row: row.trace_id),
     ("span_id", _TEXT, lambda row: row.span_id),
-    ("attributes", _TEXT, lambda row: _json(row.attributes)),
+    ("attributes", _TEXT, lambda row: json_text(row.attributes)),
     ("lane", _REPEATED, lambda row: row.process.key),
 )
 
@@ -180,19 +182,30 @@ class Sink:
 
     Args:
         base: Path without the suffixes.
-        about: Kept in the metadata of ``processes``, with what tells the other files apart from any that came later.
+        about: Kept in the metadata of ``processes``, with what tells the other files apart from any that came later,
+            and the id of the process that wrote them.
+        scratch: Directory, of the same file system, where files are as long as they are not whole.
     """
 
-    def __init__(self, base: Path, about: str) -> None:
+    def __init__(self, base: Path, about: str, scratch: Path) -> None:
         self._base = base
         self._about = about
+        self._scratch = scratch
         self._own = secrets.token_hex(4)
         self._rows: dict[str, list[Any]] = {table: [] for table in COLUMNS}
+        self._made: dict[str, list[pa.Table]] = {table: [] for table in COLUMNS}
         self._writers: dict[str, pq.ParquetWriter] = {}
 
     def spans(self, rows: Iterable[SpanRow]) -> None:
         """Adds spans."""
         self._add("spans", rows)
+
+    def spans_table(self, made: pa.Table) -> None:
+        """Adds spans that are columns already; whoever adds both adds them in order."""
+        self._gather("spans")
+        self._made["spans"].append(made)
+        if sum(map(len, self._made["spans"])) >= BATCH:
+            self._flush("spans")
 
     def rest(self, run: Run, processes: Iterable[Process], stacks: Iterable[StackRow]) -> None:
         """Adds all else that was read."""
@@ -210,12 +223,19 @@ class Sink:
             if len(held) >= BATCH and table != "processes":  # it is written last, and there are few
                 self._flush(table)
 
-    def _flush(self, table: str, metadata: dict[str, str] | None = None) -> None:
+    def _gather(self, table: str) -> None:
+        """Makes columns of the rows that are held."""
         rows = self._rows[table]
-        if not rows:
+        if rows:
+            self._made[table].append(as_table(table, rows))
+            rows.clear()
+
+    def _flush(self, table: str, metadata: dict[str, str] | None = None) -> None:
+        self._gather(table)
+        if not self._made[table]:
             return
-        made = as_table(table, rows)
-        rows.clear()
+        made = pa.concat_tables(self._made[table]).unify_dictionaries()
+        self._made[table].clear()
         writer = self._writers.get(table)
         if writer is None:
             described = SCHEMAS[table].with_metadata(metadata)
@@ -223,7 +243,7 @@ class Sink:
         writer.write_table(made)
 
     def _part(self, table: str) -> Path:
-        return Path(f"{self._base}.{table}.{self._own}.part")
+        return self._scratch / f"{self._base.name}.{table}.{self._own}.part"
 
     def close(self) -> list[Path]:
         """Writes what is left, and gives the files their names; ``processes``, which tells that all are there, last."""
@@ -231,7 +251,7 @@ class Sink:
         written = []
         for table in sorted(COLUMNS, key="processes".__eq__):
             path = Path(f"{self._base}.{table}.parquet")
-            self._flush(table, {"raytrace_rl": self._about, "files": json.dumps(signs)})
+            self._flush(table, {"raytrace_rl": self._about, "files": json.dumps(signs), "pid": str(os.getpid())})
             if table in self._writers:
                 self._writers[table].close()
                 signs[table] = file_sign(self._part(table))

@@ -10,7 +10,7 @@ idle span the path goes on through the rollouts that spans of the same step link
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NS: Final = 1e9
 #: A child on another node may seem to end after its parent by as much as the two clocks disagree (ns).
-_SKEW_NS: Final = 5_000_000
+SKEW_NS: Final = 5_000_000
 #: Steps whose paths are listed one by one, and entries of each.
 MAX_STEPS: Final = 1000
 _MAX_ENTRIES: Final = 20
@@ -124,7 +124,7 @@ class _Walk:
             self._now = time_ns
 
     def _enter(self, row: SpanRow, opened: int) -> None:
-        ends, child = self._tree.children_by_end(row, _end, _SKEW_NS)
+        ends, child = self._tree.children_by_end(row, _end, SKEW_NS)
         if row.bucket == "idle" and self._producers:
             every = [(int(end), child(n)) for n, end in enumerate(ends)]
             every += [(_end(producer, row), producer) for producer in self._producers]
@@ -161,21 +161,17 @@ def _end(child: SpanRow, parent: SpanRow) -> int:
     """When it ended, by the clock of its parent as far as that can be told."""
     end = child.until_ns
     limit = parent.until_ns
-    if limit < end <= limit + _SKEW_NS and child.process.node != parent.process.node:
+    if limit < end <= limit + SKEW_NS and child.process.node != parent.process.node:
         return limit
     return end
 
 
-class _Sum:
-    """Time on the path of one span name on one lane."""
+class Sum(NamedTuple):
+    """Time (ns) on the path of one span name on one lane, one of its spans, and the time in each step that has any."""
 
-    def __init__(self, row: SpanRow, lane: Lane) -> None:
-        self.row = row
-        self.lane = lane
-        self.by_step: dict[int, int] = {}
-
-    def add(self, step: int, length_ns: int) -> None:
-        self.by_step[step] = self.by_step.get(step, 0) + length_ns
+    row: SpanRow
+    lane: Lane
+    lengths: Collection[int]
 
 
 def critical_path(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, Any] | None:
@@ -187,43 +183,59 @@ def critical_path(tree: Tree, paths: Sequence[Sequence[Segment]]) -> dict[str, A
     """
     if not tree.steps:
         return None
-    sums: dict[tuple[str, Lane], _Sum] = {}
-    steps: list[dict[str, Any]] = []
-    for number, (step, segments) in enumerate(zip(tree.steps, paths, strict=True)):
-        own: dict[tuple[str, Lane], int] = {}
-        for segment in segments:
-            key = segment.row.name, tree.lane(segment.row.process)
-            own[key] = own.get(key, 0) + segment.length_ns
-            sums.setdefault(key, _Sum(segment.row, key[1])).add(number, segment.length_ns)
-        if number >= len(tree.steps) - MAX_STEPS:
-            steps.append(
-                {
-                    "iteration": step.iteration,
-                    "attempt": step.attempt,
-                    "duration_s": (step.until_ns - step.start_ns) / _NS,
-                    "path": [
-                        {"name": name, "lane": str(lane), "self_s": length / _NS}
-                        for (name, lane), length in sorted(own.items(), key=lambda item: -item[1])[:_MAX_ENTRIES]
-                    ],
-                }
-            )
+    rows: dict[tuple[str, Lane], SpanRow] = {}
+    sums: dict[tuple[str, Lane], list[int]] = {}
+    for segments in paths:
+        for key, length in _by_span(tree, segments, rows).items():
+            sums.setdefault(key, []).append(length)
+    return section(tree, paths, [Sum(rows[key], key[1], lengths) for key, lengths in sums.items()])
+
+
+def section(tree: Tree, paths: Sequence[Sequence[Segment]], sums: Sequence[Sum]) -> dict[str, Any]:
+    """Returns what `critical_path` does, of the time in each span name and lane."""
+    steps = []
+    for number in range(max(0, len(tree.steps) - MAX_STEPS), len(tree.steps)):
+        step, own = tree.steps[number], _by_span(tree, paths[number], {})
+        steps.append(
+            {
+                "iteration": step.iteration,
+                "attempt": step.attempt,
+                "duration_s": (step.until_ns - step.start_ns) / _NS,
+                "path": [
+                    {"name": name, "lane": str(lane), "self_s": length / _NS}
+                    for (name, lane), length in sorted(own.items(), key=lambda item: -item[1])[:_MAX_ENTRIES]
+                ],
+            }
+        )
     whole = sum(step.until_ns - step.start_ns for step in tree.steps)
     return {
         "steps": len(tree.steps),
         "total_s": whole / _NS,
-        "spans": [_entry(one, len(tree.steps), whole) for one in sorted(sums.values(), key=_weight)],
+        "spans": [_entry(one, len(tree.steps), whole) for one in sorted(sums, key=_weight)],
         "list": steps,
     }
 
 
-def _weight(one: _Sum) -> tuple[int, str, str]:
-    return -sum(one.by_step.values()), one.row.name, str(one.lane)
+def _by_span(
+    tree: Tree, segments: Sequence[Segment], rows: dict[tuple[str, Lane], SpanRow]
+) -> dict[tuple[str, Lane], int]:
+    """The time of a path by span name and lane; ``rows`` gets the first span of each."""
+    own: dict[tuple[str, Lane], int] = {}
+    for segment in segments:
+        key = segment.row.name, tree.lane(segment.row.process)
+        own[key] = own.get(key, 0) + segment.length_ns
+        rows.setdefault(key, segment.row)
+    return own
 
 
-def _entry(one: _Sum, steps: int, whole: int) -> dict[str, Any]:
-    total = sum(one.by_step.values())
+def _weight(one: Sum) -> tuple[int, str, str]:
+    return -sum(one.lengths), one.row.name, str(one.lane)
+
+
+def _entry(one: Sum, steps: int, whole: int) -> dict[str, Any]:
+    total = sum(one.lengths)
     # Steps in which it was not on the path count: a span that is there once in ten steps is no tenth of each.
-    ordered = sorted([*one.by_step.values(), *[0] * (steps - len(one.by_step))])
+    ordered = sorted([*one.lengths, *[0] * (steps - len(one.lengths))])
     return {
         "name": one.row.name,
         "lane": str(one.lane),
@@ -233,7 +245,7 @@ def _entry(one: _Sum, steps: int, whole: int) -> dict[str, Any]:
         "bucket": one.row.bucket,
         "total_s": total / _NS,
         "part": total / whole if whole else 0.0,
-        "steps": len(one.by_step),
+        "steps": len(one.lengths),
         "p50_s": percentile(ordered, 0.5) / _NS,
         "p95_s": percentile(ordered, 0.95) / _NS,
         "max_s": ordered[-1] / _NS,

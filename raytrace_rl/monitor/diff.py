@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from raytrace_rl.monitor import noise
-from raytrace_rl.monitor.goodput import goodput
+from raytrace_rl.monitor.goodput import Goodput, goodput
 from raytrace_rl.monitor.model import BUCKETS
 from raytrace_rl.monitor.tables import MAX_LISTED
 from raytrace_rl.monitor.tree import Tree, lane_of
@@ -28,72 +28,100 @@ CHANGE: Final = 0.05
 K = TypeVar("K", bound=Hashable)
 
 
+class Sample(NamedTuple):
+    """What a comparison needs of durations (ns): how many, their median, the median deviation from it, their sum."""
+
+    size: int
+    middle: float | None
+    deviation: float
+    total: int
+
+
+class Side(NamedTuple):
+    """What a comparison needs of a run, so that not both have to be in memory.
+
+    ``lengths`` are those of its complete steps, ``names`` and ``ranks`` those of its ended spans by name, and by
+    worker group, rank and name.
+    """
+
+    run_id: str
+    path: str
+    spans: int
+    lengths: Sample
+    names: Mapping[str, Sample]
+    ranks: Mapping[tuple[str, int, str], Sample]
+    goodput: Goodput
+
+
+_NOTHING: Final = Sample(0, None, 0.0, 0)
+
+
 def diff(a: Run, b: Run) -> dict[str, Any]:
     """Returns how run ``b`` differs from run ``a``."""
-    steps_a, steps_b = Tree(a).steps, Tree(b).steps
-    count = max(1, len(steps_a)), max(1, len(steps_b))
+    return of_sides(side(a), side(b))
+
+
+def of_sides(a: Side, b: Side) -> dict[str, Any]:
+    """Returns what `diff` does."""
+    count = max(1, a.lengths.size), max(1, b.lengths.size)
     return {
         "schema": SCHEMA,
-        "a": {"id": a.run_id, "path": a.path, "spans": len(a.spans), "steps": len(steps_a)},
-        "b": {"id": b.run_id, "path": b.path, "spans": len(b.spans), "steps": len(steps_b)},
-        "steps": _entry([_ns(row) for row in steps_a], [_ns(row) for row in steps_b], count, 1),
-        "span_names": _table(_by_name(a), _by_name(b), count, lambda name: {"name": name}),
-        "ranks": _table(
-            _by_rank(a),
-            _by_rank(b),
-            count,
-            lambda key: {"worker_group": key[0], "rank": key[1], "name": key[2]},
-        ),
-        "buckets": _buckets(a, b),
+        "a": {"id": a.run_id, "path": a.path, "spans": a.spans, "steps": a.lengths.size},
+        "b": {"id": b.run_id, "path": b.path, "spans": b.spans, "steps": b.lengths.size},
+        "steps": _entry(a.lengths, b.lengths, count, 1),
+        "span_names": _table(a.names, b.names, count, lambda name: {"name": name}),
+        "ranks": _table(a.ranks, b.ranks, count, lambda key: {"worker_group": key[0], "rank": key[1], "name": key[2]}),
+        "buckets": _buckets(a.goodput, b.goodput),
     }
+
+
+def side(run: Run) -> Side:
+    """Returns what is compared of a run."""
+    names: dict[str, list[int]] = {}
+    ranks: dict[tuple[str, int, str], list[int]] = {}
+    for row in run.spans:
+        if row.end_ns is None or row.truncated:
+            continue
+        names.setdefault(row.name, []).append(_ns(row))
+        lane = lane_of(row.process)
+        if lane.rank is not None:
+            ranks.setdefault((lane.group, lane.rank, row.name), []).append(_ns(row))
+    lengths = sample([_ns(row) for row in Tree(run).steps])
+    by_name = {name: sample(of_one) for name, of_one in names.items()}
+    by_rank = {key: sample(of_one) for key, of_one in ranks.items()}
+    return Side(run.run_id, run.path, len(run.spans), lengths, by_name, by_rank, goodput(run))
+
+
+def sample(lengths: Sequence[int]) -> Sample:
+    """Returns what is compared of durations."""
+    if not lengths:
+        return _NOTHING
+    middle = median(lengths)
+    return Sample(len(lengths), middle, median(abs(length - middle) for length in lengths), sum(lengths))
 
 
 def _ns(row: SpanRow) -> int:
     return row.until_ns - row.start_ns
 
 
-def _ended(run: Run) -> list[SpanRow]:
-    return [row for row in run.spans if row.end_ns is not None and not row.truncated]
-
-
-def _by_name(run: Run) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for row in _ended(run):
-        found.setdefault(row.name, []).append(_ns(row))
-    return found
-
-
-def _by_rank(run: Run) -> dict[tuple[str, int, str], list[int]]:
-    found: dict[tuple[str, int, str], list[int]] = {}
-    for row in _ended(run):
-        lane = lane_of(row.process)
-        if lane.rank is not None:
-            found.setdefault((lane.group, lane.rank, row.name), []).append(_ns(row))
-    return found
-
-
-def _table(
-    a: Mapping[K, list[int]], b: Mapping[K, list[int]], steps: tuple[int, int], about: Any
-) -> list[dict[str, Any]]:
+def _table(a: Mapping[K, Sample], b: Mapping[K, Sample], steps: tuple[int, int], about: Any) -> list[dict[str, Any]]:
     keys = sorted({*a, *b}, key=str)
-    entries = [{**about(key), **_entry(a.get(key, []), b.get(key, []), steps, len(keys))} for key in keys]
+    entries = [{**about(key), **_entry(a.get(key, _NOTHING), b.get(key, _NOTHING), steps, len(keys))} for key in keys]
     entries.sort(key=lambda entry: (entry["verdict"] in {"same", "unclear"}, -abs(entry["step_change_s"])))
     return entries[:MAX_LISTED]
 
 
-def _entry(a: Sequence[int], b: Sequence[int], steps: tuple[int, int], comparisons: int) -> dict[str, Any]:
+def _entry(a: Sample, b: Sample, steps: tuple[int, int], comparisons: int) -> dict[str, Any]:
     """Compares durations (ns) of the two runs; per step is the sum over all of them, over the run's steps."""
-    p50 = median(a) if a else None, median(b) if b else None
-    per_step = sum(a) / steps[0] / _NS, sum(b) / steps[1] / _NS
-    ratio = p50[1] / p50[0] if p50[0] and p50[1] is not None else None
+    per_step = a.total / steps[0] / _NS, b.total / steps[1] / _NS
     verdict, score = _verdict(a, b, comparisons)
     return {
         "verdict": verdict,
-        "a_count": len(a),
-        "b_count": len(b),
-        "a_p50_s": None if p50[0] is None else p50[0] / _NS,
-        "b_p50_s": None if p50[1] is None else p50[1] / _NS,
-        "ratio": ratio,
+        "a_count": a.size,
+        "b_count": b.size,
+        "a_p50_s": None if a.middle is None else a.middle / _NS,
+        "b_p50_s": None if b.middle is None else b.middle / _NS,
+        "ratio": b.middle / a.middle if a.middle and b.middle is not None else None,
         "score": None if score is None else max(-1e6, min(score, 1e6)),
         "a_step_s": per_step[0],
         "b_step_s": per_step[1],
@@ -101,27 +129,26 @@ def _entry(a: Sequence[int], b: Sequence[int], steps: tuple[int, int], compariso
     }
 
 
-def _verdict(a: Sequence[int], b: Sequence[int], comparisons: int) -> tuple[str, float | None]:
+def _verdict(a: Sample, b: Sample, comparisons: int) -> tuple[str, float | None]:
     """``slower``, ``faster``, ``same``, ``unclear`` (too few, or noise hides it), ``new``, ``gone``; and the score."""
-    if not a or not b:
-        return ("same" if not a and not b else "gone" if a else "new"), None
-    middle_a, middle_b = median(a), median(b)
-    spread = (noise.of_median(a, middle_a) ** 2 + noise.of_median(b, middle_b) ** 2) ** 0.5
-    score = noise.score(middle_b - middle_a, spread)
+    if a.middle is None or b.middle is None:
+        return ("same" if a.middle is b.middle else "new" if a.middle is None else "gone"), None
+    of_a, of_b = noise.of_deviation(a.deviation, a.size), noise.of_deviation(b.deviation, b.size)
+    spread = (of_a**2 + of_b**2) ** 0.5
+    score = noise.score(b.middle - a.middle, spread)
     limit = noise.threshold(comparisons)
-    if len(a) < LEAST or len(b) < LEAST:
+    if a.size < LEAST or b.size < LEAST:
         return "unclear", score
-    if abs(middle_b - middle_a) >= CHANGE * middle_a and abs(score) >= limit:
+    if abs(b.middle - a.middle) >= CHANGE * a.middle and abs(score) >= limit:
         return ("slower" if score > 0 else "faster"), score
     # A difference of this size would have been seen.
-    return ("same" if limit * spread <= CHANGE * middle_a or middle_a == middle_b else "unclear"), score
+    return ("same" if limit * spread <= CHANGE * a.middle or a.middle == b.middle else "unclear"), score
 
 
-def _buckets(a: Run, b: Run) -> list[dict[str, Any]]:
+def _buckets(a: Goodput, b: Goodput) -> list[dict[str, Any]]:
     """Parts of the job's wall clock, and of the fleet's time, by bucket."""
-    views_a, views_b = goodput(a), goodput(b)
     entries: list[dict[str, Any]] = []
-    pairs = (("job", views_a.job, views_b.job, "wall_ns"), ("fleet", views_a.fleet, views_b.fleet, "gpu_ns"))
+    pairs = (("job", a.job, b.job, "wall_ns"), ("fleet", a.fleet, b.fleet, "gpu_ns"))
     for view, of_a, of_b, whole in pairs:
         if of_a is None or of_b is None:
             continue

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import IO, Final
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Final
 
 from raytrace_rl._decode import Scope
 from raytrace_rl._encode import varint
-from raytrace_rl.monitor import otlp_json, otlp_proto, perfetto
+from raytrace_rl.monitor import otlp_json_out, otlp_proto, perfetto, spool_files
+from raytrace_rl.monitor.builder import Builder
+from raytrace_rl.monitor.load import file_size, spool_processes
 from raytrace_rl.monitor.model import SCOPE_NAME, Process, Run, SpanRow
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: The standard file forms of OTLP.
 OTLP_FORMATS: Final = ("otlp-json", "otlp-proto")
@@ -19,9 +24,15 @@ FORMATS: Final = (*OTLP_FORMATS, "perfetto")
 BATCH: Final = 1000
 
 _OWN_SCOPE: Final = Scope(SCOPE_NAME, "", {})
+Progress = Callable[[int, int], None]
 
 
-def export(run: Run, form: str, out: IO[bytes]) -> int:
+def nobody(done: int, whole: int) -> None:
+    """Progress that nobody watches."""
+    del done, whole
+
+
+def export(run: Run, form: str, out: IO[bytes], progress: Progress = nobody) -> int:
     """Writes every span of ``run`` to ``out``.
 
     Args:
@@ -30,34 +41,74 @@ def export(run: Run, form: str, out: IO[bytes]) -> int:
             each message preceded by its length as a varint. A message holds spans of one process, at most `BATCH`.
             ``perfetto``: a Perfetto trace.
         out: A binary file.
+        progress: Called with how many spans have been written, and how many there are.
 
     Returns:
         How many spans were written. Spans still open have end time 0, in a Perfetto trace no end.
     """
     if form == "perfetto":
-        return perfetto.write(run, out)
+        return perfetto.write(run, out, progress)
     written = 0
-    for process, rows in batches(run):
-        scopes = _by_scope(rows)
-        if form == "otlp-json":
-            message = json.dumps(otlp_json.request_json(process, scopes), separators=(",", ":"), ensure_ascii=False)
-            out.write(message.encode("utf-8", "backslashreplace") + b"\n")
-        else:
-            data = otlp_proto.request(process, scopes)
-            out.write(varint(len(data)) + data)
-        written += len(rows)
-    return written
-
-
-def batches(run: Run) -> Iterator[tuple[Process, list[SpanRow]]]:
-    """Yields the spans of each process, at most `BATCH` at a time, in the order of their start."""
     by_process: dict[str, list[SpanRow]] = {process.key: [] for process in run.processes}
     for row in run.spans:
         by_process[row.process.key].append(row)
     for process in run.processes:
-        rows = by_process[process.key]
-        for start in range(0, len(rows), BATCH):
-            yield process, rows[start : start + BATCH]
+        written += _write(process, by_process[process.key], form, out)
+        progress(written, len(run.spans))
+    return written
+
+
+def export_spool(path: Path, form: str, out: IO[bytes], progress: Progress = nobody) -> int:
+    """Writes the spans of a run directory, one process after the other: no more than one is in memory.
+
+    Of a span that was met in several processes each copy is written that may be better than those before: who reads
+    them takes the best one.
+
+    Args:
+        path: The run directory.
+        form: ``otlp-json`` or ``otlp-proto``, as `export` writes them.
+        out: A binary file.
+        progress: Called with how many bytes of the spool have been dealt with, and how many there are.
+
+    Returns:
+        How many spans were written.
+
+    Raises:
+        UnreadableRunError: Nothing is there to read.
+    """
+    every = sorted(spool_processes(path), key=lambda files: (files.start_ns, f"{files.node}/{files.stem}"))
+    sizes = [sum(map(file_size, files.segments.values())) for files in every]
+    ended: set[bytes] = set()
+    written = done = 0
+    for files, size in zip(every, sizes, strict=True):
+        builder = Builder(str(path))
+        spool_files.add_process(builder, files)
+        run = builder.finish()
+        rows = []
+        for row in run.spans:
+            span = bytes.fromhex(row.trace_id + row.span_id)
+            if span in ended:
+                continue
+            rows.append(row)
+            if row.end_ns is not None and not row.truncated:
+                ended.add(span)
+        for process in run.processes:
+            written += _write(process, rows, form, out)
+        done += size
+        progress(done, sum(sizes))
+    return written
+
+
+def _write(process: Process, rows: list[SpanRow], form: str, out: IO[bytes]) -> int:
+    for start in range(0, len(rows), BATCH):
+        scopes = _by_scope(rows[start : start + BATCH])
+        if form == "otlp-json":
+            message = json.dumps(otlp_json_out.request_json(process, scopes), separators=(",", ":"), ensure_ascii=False)
+            out.write(message.encode("utf-8", "backslashreplace") + b"\n")
+        else:
+            data = otlp_proto.request(process, scopes)
+            out.write(varint(len(data)) + data)
+    return len(rows)
 
 
 def _by_scope(rows: list[SpanRow]) -> list[tuple[Scope, list[SpanRow]]]:

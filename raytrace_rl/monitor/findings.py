@@ -7,7 +7,9 @@ and what merely follows from another finding is not named a second time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +21,7 @@ from raytrace_rl.monitor.tree import Lane, Tree, lane_of
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.critical_path import Segment
-    from raytrace_rl.monitor.model import Process, SpanRow
+    from raytrace_rl.monitor.model import Process
 
 _NS: Final = 1e9
 #: Parts of the median step from which on something is worth a sentence.
@@ -48,9 +50,16 @@ def findings(tree: Tree, paths: Sequence[Sequence[Segment]], stragglers: Mapping
         paths: The critical path of each of its steps.
         stragglers: The report's section.
     """
+    return found(tree, stragglers, partial(_phases, tree, paths))
+
+
+def found(
+    tree: Tree, stragglers: Mapping[str, Any], phases: Callable[[Callable[[Any], bool]], Phases]
+) -> list[Finding]:
+    """Returns what `findings` does, of what ``phases`` says of those phases of which a function is true."""
     broken = [*_restarts(tree), *_hanging(tree)]
     slow = _slow(stragglers)
-    waits = _waits(tree, paths)
+    waits = _waits(tree, phases)
     explained = {finding["worker_group"] for finding in (*broken, *slow)}
     waits = [one for one in waits if not explained & set(one["follows_from"])]
     for one in waits:
@@ -101,15 +110,12 @@ def _slow(stragglers: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _waits(tree: Tree, paths: Sequence[Sequence[Segment]]) -> list[Finding]:
+def _waits(tree: Tree, phases: Callable[[Callable[[Any], bool]], Phases]) -> list[Finding]:
     """Starvation and refits: what the driver's lane says it waits for, and what the path was in meanwhile."""
     if not tree.steps:
         return []
-    starved = _Inside(tree, lambda row: row.bucket == "idle" and not _REFIT_NAME.search(row.name))
-    refit = _Inside(tree, lambda row: _REFIT_NAME.search(row.name) is not None)
-    for step, segments in zip(tree.steps, paths, strict=True):
-        starved.add(step, segments)
-        refit.add(step, segments)
+    starved = phases(lambda row: row.bucket == "idle" and not _REFIT_NAME.search(row.name))
+    refit = phases(lambda row: _REFIT_NAME.search(row.name) is not None)
     found = []
     if starved.part >= _STARVED:
         name, lane = starved.longest()
@@ -131,24 +137,62 @@ def _waits(tree: Tree, paths: Sequence[Sequence[Segment]]) -> list[Finding]:
     return found
 
 
-class _Inside:
-    """The time of each step in phases of one kind, and what the critical path was in meanwhile."""
+@dataclass(slots=True)
+class Phases:
+    """The time of each step in phases of one kind, and what the critical path was in meanwhile.
 
-    def __init__(self, tree: Tree, chosen: Any) -> None:
-        self._tree = tree
-        self._chosen = chosen
-        self._parts: list[float] = []
-        self._busy: list[float] = []
-        self._names: dict[str, int] = {}
-        self._sums: dict[tuple[str, Lane], int] = {}
+    Attributes:
+        parts, busy: Of each step the part in them, and that in which something was done on the path meanwhile.
+        names: Time (ns) of the phases by their name, in the order in which they come up.
+        sums: Time (ns) of the path in them by span name and lane, in that order too.
+    """
 
-    def add(self, step: SpanRow, segments: Sequence[Segment]) -> None:
+    parts: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    sums: dict[tuple[str, Lane], int] = field(default_factory=dict)
+
+    @property
+    def part(self) -> float:
+        """The part of a step in them."""
+        return median(self.parts)
+
+    @property
+    def busy_part(self) -> float:
+        """The part in which something was done on the path, other than to wait."""
+        return median(self.busy)
+
+    @property
+    def name(self) -> str:
+        """The name that most of their time has."""
+        return max(self.names, key=self.names.__getitem__)
+
+    def longest(self) -> tuple[str, Lane]:
+        """The span name, and one of its lanes, that the path was in for longest."""
+        by_name: dict[tuple[str, str], int] = {}
+        for (name, lane), length in self.sums.items():
+            by_name[name, lane.group] = by_name.get((name, lane.group), 0) + length
+        name, group = max(by_name, key=by_name.__getitem__)
+        return name, max((lane for n, lane in self.sums if (n, lane.group) == (name, group)), key=str)
+
+    def lanes(self) -> list[str]:
+        """The worker groups that the path was in for a good part of the time."""
+        whole = sum(self.sums.values())
+        by_group: dict[str, int] = {}
+        for (_, lane), length in self.sums.items():
+            by_group[lane.group] = by_group.get(lane.group, 0) + length
+        return [group for group, length in by_group.items() if length >= 0.1 * whole]
+
+
+def _phases(tree: Tree, paths: Sequence[Sequence[Segment]], chosen: Callable[[Any], bool]) -> Phases:
+    told = Phases()
+    for step, segments in zip(tree.steps, paths, strict=True):
         whole = step.until_ns - step.start_ns
-        rows = self._tree.own_children(step, self._chosen)
+        rows = tree.own_children(step, chosen)
         phases = lanes.union((row.start_ns, row.until_ns) for row in rows)
         phases = lanes.intersection(phases, [(step.start_ns, step.until_ns)])
         for row in rows:
-            self._names[row.name] = self._names.get(row.name, 0) + row.until_ns - row.start_ns
+            told.names[row.name] = told.names.get(row.name, 0) + row.until_ns - row.start_ns
         busy = 0
         # The path's segments are in order, as the phases are: each pair that overlaps is met once.
         at = 0
@@ -161,40 +205,12 @@ class _Inside:
                     break
                 length += min(end, segment.end_ns) - max(start, segment.start_ns)
             if length:
-                key = segment.row.name, self._tree.lane(segment.row.process)
-                self._sums[key] = self._sums.get(key, 0) + length
+                key = segment.row.name, tree.lane(segment.row.process)
+                told.sums[key] = told.sums.get(key, 0) + length
                 busy += length if segment.row.bucket != "idle" else 0
-        self._parts.append(lanes.total(phases) / whole if whole else 0.0)
-        self._busy.append(busy / whole if whole else 0.0)
-
-    @property
-    def part(self) -> float:
-        return median(self._parts)
-
-    @property
-    def busy_part(self) -> float:
-        """The part in which something was done on the path, other than to wait."""
-        return median(self._busy)
-
-    @property
-    def name(self) -> str:
-        return max(self._names, key=self._names.__getitem__)
-
-    def longest(self) -> tuple[str, Lane]:
-        """The span name, and one of its lanes, that the path was in for longest."""
-        by_name: dict[tuple[str, str], int] = {}
-        for (name, lane), length in self._sums.items():
-            by_name[name, lane.group] = by_name.get((name, lane.group), 0) + length
-        name, group = max(by_name, key=by_name.__getitem__)
-        return name, max((lane for n, lane in self._sums if (n, lane.group) == (name, group)), key=str)
-
-    def lanes(self) -> list[str]:
-        """The worker groups that the path was in for a good part of the time."""
-        whole = sum(self._sums.values())
-        by_group: dict[str, int] = {}
-        for (_, lane), length in self._sums.items():
-            by_group[lane.group] = by_group.get(lane.group, 0) + length
-        return [group for group, length in by_group.items() if length >= 0.1 * whole]
+        told.parts.append(lanes.total(phases) / whole if whole else 0.0)
+        told.busy.append(busy / whole if whole else 0.0)
+    return told
 
 
 def _hanging(tree: Tree) -> list[Finding]:

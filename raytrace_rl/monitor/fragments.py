@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl.monitor import spool_files
 from raytrace_rl.monitor.builder import Builder
+from raytrace_rl.monitor.bulk.table_reading import TableReader
 from raytrace_rl.monitor.columns import Sink
 from raytrace_rl.monitor.load import load_run
 from raytrace_rl.monitor.model import SpanRow
@@ -17,7 +18,7 @@ from raytrace_rl.spool import listing, liveness
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Scope, Span
-    from raytrace_rl.monitor.model import Process
+    from raytrace_rl.monitor.model import Process, State
     from raytrace_rl.spool.reader import Damage
 
 #: Changes with the columns: what an older version has cached is made anew.
@@ -31,6 +32,7 @@ class _Streaming(Builder):
         super().__init__(path)
         self._sink = sink
         self.reader: spool_files.ProcessReader | None = None
+        self.caught: list[SpanRow] | None = None
         self._ended: set[bytes] = set()
         self._held: dict[bytes, SpanRow] = {}
 
@@ -52,8 +54,15 @@ class _Streaming(Builder):
             if key in self._ended:
                 return None
             self._ended.add(key)
-        self._sink.spans([row])
+        if self.caught is None:
+            self._sink.spans([row])
+        else:
+            self.caught.append(row)
         return row
+
+    def columns(self, made: Any) -> None:
+        """Adds ended spans, none of which was noted as open."""
+        self._sink.spans_table(made)
 
     def close(self) -> None:
         """Hands on what was held."""
@@ -61,9 +70,14 @@ class _Streaming(Builder):
         self._sink.rest(self.run, self.run.processes, self._stacks.values())
 
 
-def signature(files: listing.ProcessFiles) -> str:
+def state_of(files: listing.ProcessFiles) -> State:
+    """Returns whether a process lives, as far as this host can tell."""
+    return liveness.state(files.live, spool_files.boot_id(files))
+
+
+def signature(files: listing.ProcessFiles, state: State) -> str:
     """Returns what tells that the files of a process are the same as before; empty while they may still change."""
-    if liveness.state(files.live, spool_files.boot_id(files)) not in {"dead", "closed"}:
+    if state not in {"dead", "closed"}:
         return ""
     paths = [*files.segments.values(), *files.journals.values(), *([files.slots] if files.slots else [])]
     return json.dumps([VERSION, *_stats(paths)])
@@ -84,12 +98,20 @@ def _stats(paths: list[str]) -> Iterator[list[Any]]:
             yield [path, found.st_size, found.st_mtime_ns]
 
 
-def convert(files: listing.ProcessFiles, base: str, about: str) -> list[Damage]:
-    """Writes the Parquet files of one process; returns what could not be read of it."""
-    sink = Sink(Path(base), about)
+def convert(files: listing.ProcessFiles, base: str, about: str, scratch: str, state: State) -> list[Damage]:
+    """Writes the Parquet files of one process, and returns what could not be read of it.
+
+    Args:
+        files: What it left.
+        base: Path of the files without their suffixes.
+        about: Kept in them.
+        scratch: Directory, of the same file system, for files that are not whole yet.
+        state: Of the process, found out on its own host.
+    """
+    sink = Sink(Path(base), about, Path(scratch))
     try:
         builder = _Streaming(base, sink)
-        builder.reader = reader = spool_files.ProcessReader(builder, files)
+        builder.reader = reader = TableReader(builder, files, builder, state)
         reader.read()
         builder.close()
         sink.close()
@@ -99,10 +121,10 @@ def convert(files: listing.ProcessFiles, base: str, about: str) -> list[Damage]:
     return builder.run.damage
 
 
-def convert_file(path: str, base: str, about: str) -> list[Damage]:
-    """Writes the Parquet files of an OTLP file, or of one spool file."""
+def convert_file(path: str, base: str, about: str, scratch: str) -> list[Damage]:
+    """Writes the Parquet files of an OTLP file, or of one spool file, and returns what could not be read of it."""
     run = load_run(path)
-    sink = Sink(Path(base), about)
+    sink = Sink(Path(base), about, Path(scratch))
     try:
         sink.spans(run.spans)
         sink.rest(run, run.processes, run.stacks)

@@ -29,7 +29,7 @@ class Beside:
     """What belongs beside a figure: how much of the lanes' wall clock it can see, and what was lost there.
 
     Attributes:
-        coverage: Part (0 to 1) of the lanes' wall clock under any span; None where there is no wall clock.
+        coverage: Part (0 to 1) of the lanes' wall clock that is not left out under any span; None without such.
         dropped: Spans that the lanes' processes counted as dropped.
         truncated: Spans of the lanes that their process's death cut short.
     """
@@ -63,29 +63,44 @@ class JobView:
     beside: Beside
 
     @property
-    def goodput(self) -> float:
-        """Productive part of the wall clock, 0 to 1."""
-        return self.buckets["productive"] / self.wall_ns if self.wall_ns else 0.0
+    def goodput(self) -> float | None:
+        """Productive part of the wall clock, 0 to 1; None without any."""
+        return self.buckets["productive"] / self.wall_ns if self.wall_ns else None
+
+    @property
+    def no_goodput(self) -> str | None:
+        """Why there is none."""
+        return _why_none(self.wall_ns, self.excluded_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """All units: ``buckets`` and ``unattributed_ns`` add up to ``gpu_ns``, the units' wall clocks added up.
 
-    ``unit`` is ``gpu``, or ``worker`` where the run has no GPU; ``units`` is how many there are.
+    ``unit`` is ``gpu``, or ``worker`` where the run has no GPU; ``excluded_ns`` is what was left out of their time.
     """
 
     buckets: dict[str, int]
     unattributed_ns: int
     gpu_ns: int
+    excluded_ns: int
     unit: str
     units: int
     beside: Beside
 
     @property
-    def goodput(self) -> float:
-        """Productive part of the units' time, 0 to 1."""
-        return self.buckets["productive"] / self.gpu_ns if self.gpu_ns else 0.0
+    def goodput(self) -> float | None:
+        """Productive part of the units' time, 0 to 1; None without any."""
+        return self.buckets["productive"] / self.gpu_ns if self.gpu_ns else None
+
+    @property
+    def no_goodput(self) -> str | None:
+        """Why there is none."""
+        return _why_none(self.gpu_ns, self.excluded_ns)
+
+
+def _why_none(whole_ns: int, excluded_ns: int) -> str | None:
+    return None if whole_ns else "all of it was left out" if excluded_ns else "it took no time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +149,7 @@ def views(every: Sequence[Lane], heads: Callable[[list[Process]], dict[str, Proc
     if not drivers:
         return Goodput(_sum_view(every), None, fleet)
     times = [(lane.time(), window) for lane, window in drivers]
-    beside = _beside([lane for lane, _ in drivers])
+    beside = _beside([lane for lane, _ in drivers], within)
     parts = [
         (part, _job_view(times, lanes.intersection(within, [part]), [part], beside))
         for part in asked.cut(begin, max(end for _, end in windows))
@@ -159,10 +174,12 @@ def _buckets(run: Run) -> Callable[[SpanRow], str | None]:
     return bucket
 
 
-def _beside(every: Sequence[Lane]) -> Beside:
-    wall = lanes.total(lane.life for lane in every)
+def _beside(every: Sequence[Lane], within: Sequence[Interval]) -> Beside:
+    lives = [lanes.intersection([lane.life], within) for lane in every]
+    wall = sum(map(lanes.total, lives))
+    covered = sum(lane.covered(life) for lane, life in zip(every, lives, strict=True))
     return Beside(
-        coverage=sum(lane.covered() for lane in every) / wall if wall > 0 else None,
+        coverage=covered / wall if wall > 0 else None,
         dropped=sum(lane.process.drops.get("spans", 0) for lane in every),
         truncated=sum(lane.truncated for lane in every),
     )
@@ -176,7 +193,7 @@ def _sum_view(every: Sequence[Lane]) -> SumView:
         for name, value in of_lane.items():
             sums[name] += value
         overlap += twice
-    return SumView(sums, overlap, _beside(every))
+    return SumView(sums, overlap, _beside(every, [EVER]))
 
 
 def _drivers(every: Sequence[Lane]) -> list[Lane]:
@@ -225,26 +242,28 @@ def _fleet_view(
 ) -> FleetView | None:
     workers = [lane for lane in every if lane.process.role != semconv.ROLE_DRIVER and not lane.has_job]
     shared = _gpus(every, heads)
-    span_of_run = lanes.intersection(lanes.union(windows) or lanes.union(lane.life for lane in every), within)
+    of_run = lanes.union(windows) or lanes.union(lane.life for lane in every)
     units: list[tuple[list[Lane], list[Interval]]]
     if shared:
         # A GPU is held whether or not a process lives on it: its wall clock is the run's.
-        units = [(members, span_of_run) for members in shared.values()]
+        units = [(members, of_run) for members in shared.values()]
     else:
         together: dict[str, list[Lane]] = {}
         for lane in workers:
             together.setdefault(heads[lane.process.key].key, []).append(lane)
         lives = [(members, lanes.union(lane.life for lane in members)) for members in together.values()]
-        units = [(members, lanes.intersection(life, span_of_run)) for members, life in lives]
+        units = [(members, lanes.intersection(life, of_run)) for members, life in lives]
     if not units:
         return None
     steps = lanes.union(span for lane in every for span in lane.of_group(_STEP))
     buckets = dict.fromkeys(BUCKETS, 0)
-    gpu_ns = 0
-    for members, window in units:
+    gpu_ns = excluded_ns = 0
+    for members, whole in units:
         time = members[0].time(members[1:])
+        window = lanes.intersection(whole, within)
         wall = lanes.total(window)
         gpu_ns += wall
+        excluded_ns += lanes.total(whole) - wall
         for name, value in time.times(window).items():
             buckets[name] += value
         in_steps = lanes.intersection(window, steps)
@@ -255,9 +274,10 @@ def _fleet_view(
         buckets,
         gpu_ns - sum(buckets.values()),
         gpu_ns,
+        excluded_ns,
         "gpu" if shared else "worker",
         len(units),
-        _beside(list(lanes_seen.values())),
+        _beside(list(lanes_seen.values()), within),
     )
 
 

@@ -63,8 +63,8 @@ class Lane(ABC):
         """Returns the durations of its bucketed spans, added up by bucket, and by how much these overlap."""
 
     @abstractmethod
-    def covered(self) -> int:
-        """Returns how much of its life is under any span."""
+    def covered(self, windows: Sequence[Interval]) -> int:
+        """Returns how much (ns) of ``windows`` (disjoint, in order) is under any span."""
 
     @abstractmethod
     def time(self, others: Sequence[Lane] = ()) -> Time:
@@ -116,8 +116,8 @@ class _RowLane(Lane):
                 tagged.append(interval)
         return sums, lanes.total(tagged) - lanes.total(lanes.union(tagged))
 
-    def covered(self) -> int:
-        return lanes.total(lanes.intersection(lanes.union(self.of_group(None)), [self.life]))
+    def covered(self, windows: Sequence[Interval]) -> int:
+        return lanes.total(lanes.intersection(lanes.union(self.of_group(None)), windows))
 
     def time(self, others: Sequence[Lane] = ()) -> _RowTime:
         return _RowTime(lanes.merge([self.owned, *(lane.owned for lane in others if isinstance(lane, _RowLane))]))

@@ -51,6 +51,8 @@ def _shorten(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: _shorten(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
+        if name == "windows":  # bounded by themselves, and a chart is drawn of all
+            return [_shorten(inner) for inner in value]
         return [_shorten(inner) for inner in (value[-ENTRIES:] if name == "list" else value[:ENTRIES])]
     return None if isinstance(value, float) and not isfinite(value) else value
 

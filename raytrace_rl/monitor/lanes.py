@@ -7,7 +7,9 @@ tasks of a lane the first of productive > overhead > wasted > idle owns it. All 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 from raytrace_rl.monitor.model import BUCKETS, SpanRow
@@ -41,6 +43,8 @@ def total(intervals: Iterable[Interval]) -> int:
 
 def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
     """Returns the instants that are in both of two lists of disjoint intervals in order."""
+    if len(right) == 1:  # of many steps one process's life
+        return _within(left, *right[0])
     common: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -52,6 +56,16 @@ def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[In
             i += 1
         else:
             j += 1
+    return common
+
+
+def _within(intervals: Sequence[Interval], begin: int, end: int) -> list[Interval]:
+    first = bisect_right(intervals, begin, key=itemgetter(1))
+    last = bisect_left(intervals, end, key=itemgetter(0))
+    common = [one for one in intervals[first:last] if one[0] < one[1]]
+    if common:
+        common[0] = max(common[0][0], begin), common[0][1]
+        common[-1] = common[-1][0], min(common[-1][1], end)
     return common
 
 

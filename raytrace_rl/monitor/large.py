@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,16 @@ from raytrace_rl.monitor.text import render
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.bulk.columns import Columns
+    from raytrace_rl.monitor.diff import Side
     from raytrace_rl.monitor.windows import Windows
 
 #: A spool of so many bytes (about 20,000 spans) is read as columns: below, to import NumPy takes as long as to read it.
 LARGE_BYTES: Final = 4 << 20
 #: From so many bytes on it matters that NumPy is missing: a minute, and 1 GiB of memory.
 _SLOW_BYTES: Final = 256 << 20
+
+#: A list of so many entries is a long one.
+_LONG: Final = 1001
 
 ReadRun = Union[Run, "Columns"]
 
@@ -72,9 +77,42 @@ def report(run: ReadRun) -> dict[str, Any]:
     return of_columns.report(run)
 
 
+def json_text(run: ReadRun) -> str:
+    """Returns the report of a run as JSON, of which a long list has each entry on one line."""
+    lists: list[list[Any]] = []
+    mark = f"list {os.urandom(16).hex()} "  # no text of the run can look like it
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: marked(inner) for key, inner in value.items()}
+        if isinstance(value, list) and len(value) >= _LONG:
+            lists.append(value)
+            return f"{mark}{len(lists) - 1}"
+        return value
+
+    outline = json.dumps(marked(report(run)), indent=2).split(f'"{mark}')
+    pieces = [outline[0]]
+    for following in outline[1:]:
+        number, _, rest = following.partition('"')
+        entries = ",\n      ".join(map(json.dumps, lists[int(number)]))  # indented, it would take five times as long
+        pieces += ["[\n      ", entries, "\n    ]", rest]
+    return "".join(pieces)
+
+
 def text(run: ReadRun) -> str:
     """Returns the whole report for a terminal or a pipe."""
     return render(report(run))
+
+
+def side(run: ReadRun) -> Side:
+    """Returns what `diff` compares of a run."""
+    if isinstance(run, Run):
+        from raytrace_rl.monitor import diff
+
+        return diff.side(run)
+    from raytrace_rl.monitor.bulk import sides
+
+    return sides.side(run)
 
 
 def html(run: ReadRun) -> str:

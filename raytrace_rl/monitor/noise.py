@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, log
+from math import exp, inf, log
 from statistics import median
 from typing import Final
 
@@ -38,3 +38,34 @@ def score(difference: float, noise: float) -> float:
 def threshold(comparisons: int) -> float:
     """Returns the score from which on one of so many comparisons stands out."""
     return SCORE + MEDIAN * float((2 * log(max(1, comparisons))) ** 0.5)
+
+
+#: Parts (one of so many) of the ranks among which a rank may come out slowest, step after step.
+PARTS: Final = (2, 3, 4, 8, 16, 64)
+
+
+def by_chance(often: Sequence[int], times: int, ranks: int) -> float:
+    """Returns at most how likely it is that any of so many equal ranks comes out slowest so often.
+
+    Whatever the noise is: where no rank is slower than another, each is as likely as any to be among the slowest half
+    of a step, the slowest quarter, and so on. The bound is Chernoff's, times the ranks and parts that were looked at.
+
+    Args:
+        often: For each of `PARTS`, how often a rank was among the slowest of that part; of the first ones alone where
+            no more is known.
+        times: Steps.
+        ranks: Ranks that are compared.
+    """
+    looked_at = [(part, count) for part, count in zip(PARTS, often, strict=False) if part <= ranks]
+    if not looked_at or not times:
+        return 1.0
+    least = min(_tail(1 / part, count, times) for part, count in looked_at)
+    return min(1.0, ranks * len(looked_at) * least)
+
+
+def _tail(part: float, count: int, times: int) -> float:
+    share = count / times
+    if share <= part:
+        return 1.0
+    rest = (1 - share) * log((1 - share) / (1 - part)) if share < 1 else 0.0
+    return exp(-times * (share * log(share / part) + rest))

@@ -6,16 +6,18 @@ The JSON form is that of the OTLP specification ("JSON Protobuf Encoding"): ids 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Final
 
 from raytrace_rl import _decode, semconv
-from raytrace_rl.monitor import otlp_json
+from raytrace_rl.monitor import otlp_frames, otlp_json, otlp_parts, otlp_torn
 from raytrace_rl.monitor.builder import identify
 from raytrace_rl.monitor.model import SCOPE_NAME, UnreadableRunError
-from raytrace_rl.spool.reader import Damage
+from raytrace_rl.spool.reader import MAX_DAMAGES, Damage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,10 +46,10 @@ def add_file(builder: Builder, path: Path) -> None:
                 if head.startswith(magic) or head.startswith(magic, 4):
                     raise UnreadableRunError(f"{path}: is compressed ({packer}): unpack it first")
             if head[:1] == b"{" and head[1:].lstrip()[:1] in (b'"', b"}"):
-                _add_json(builder, str(path), file)
+                _File(builder, str(path)).add_json(file)
             elif path.stat().st_size <= _TRIED or _may_be_protobuf(file.read(16)):
                 file.seek(0)
-                _add_protobuf(builder, str(path), file.read())
+                _File(builder, str(path)).add_protobuf(file.read())
             else:
                 raise UnreadableRunError(f"{path}: neither a spool file nor OTLP, as JSON lines or protobuf")
             if not builder.has_spans and builder.run.damage:
@@ -70,65 +72,160 @@ def _may_be_protobuf(head: bytes) -> bool:
     return at is not None and head[at + 1 : at + 2] in (b"\x0a", b"")
 
 
-def _add_json(builder: Builder, path: str, file: IO[bytes]) -> None:
-    offset = 0
-    first = True
-    while line := file.readline(MAX_MESSAGE):
-        size = len(line)
-        if not line.endswith(b"\n") and size == MAX_MESSAGE:
-            while (more := file.readline(MAX_MESSAGE)) and not more.endswith(b"\n"):
+class _File:
+    """A file that is being added."""
+
+    def __init__(self, builder: Builder, path: str) -> None:
+        self.builder = builder
+        self.path = path
+        self._damaged = 0
+
+    def damage(self, offset: int, size: int, reason: object, kind: str = "payload") -> None:
+        """Notes what cannot be read; of very many, the later ones are summed up in the last."""
+        self._damaged += 1
+        if self._damaged <= MAX_DAMAGES:
+            self.builder.damage(Damage(self.path, offset, size, str(reason), kind))
+            return
+        last = self.builder.run.damage[-1]
+        reason = f"and {self._damaged - MAX_DAMAGES + 1} more damages from here on"
+        count, skipped = last.count + 1, last.skipped + size
+        self.builder.run.damage[-1] = replace(last, skipped=skipped, reason=reason, count=count)
+
+    def add_json(self, file: IO[bytes]) -> None:
+        """Adds lines of JSON, or one document that is spread over lines."""
+        offset = 0
+        first = True
+        while line := file.readline(MAX_MESSAGE):
+            size = len(line)
+            if not line.endswith(b"\n") and size == MAX_MESSAGE:
+                while (more := file.readline(MAX_MESSAGE)) and not more.endswith(b"\n"):
+                    size += len(more)
                 size += len(more)
-            size += len(more)
-            builder.damage(Damage(path, offset, size, f"line of more than {MAX_MESSAGE} bytes"))
-        elif line.strip():
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                if first and (message := _whole_document(file)) is not None:
-                    _add_message(builder, path, 0, size, message)
-                    return
-                builder.damage(Damage(path, offset, size, f"not JSON: {error}"))
-            else:
-                _add_message(builder, path, offset, size, message)
-            first = False
-        offset += size
+                self.damage(offset, size, f"line of more than {MAX_MESSAGE} bytes", "record")
+            elif line.strip():
+                text = _text(line)
+                try:
+                    message = _parsed(text)
+                except (ValueError, RecursionError) as error:
+                    if first and self._add_document(file):
+                        return
+                    self._add_torn(offset, text, error)
+                else:
+                    self._add_message(offset, size, message)
+                first = False
+            offset += size
+
+    def _add_document(self, file: IO[bytes]) -> bool:
+        """Adds a file that is one JSON document, whole or not; leaves it where it was if it is none."""
+        at = file.tell()
+        file.seek(0)
+        data = file.read(MAX_MESSAGE + 1)
+        file.seek(at)
+        if len(data) > MAX_MESSAGE:
+            return False
+        text = _text(data)
+        try:
+            message = _parsed(text)
+        except (ValueError, RecursionError) as error:
+            # Its first line alone, or, in a file of lines, the first one of them.
+            begun = _text(data[:at])
+            if "spanId" in begun or "span_id" in begun or not _a_document(text):
+                return False
+            self._add_torn(0, text, error)
+        else:
+            self._add_message(0, len(data), message)
+        return True
+
+    def _add_message(self, offset: int, size: int, message: object) -> None:
+        def wrong(place: str, why: object) -> None:
+            self.damage(offset, 0, f"{place}: {why}")
+
+        try:
+            batches = otlp_json.resource_spans(message, wrong)
+        except (ValueError, RecursionError) as error:
+            self.damage(offset, size, f"not an OTLP message: {error}")
+            return
+        self.builder.requests += 1
+        for batch in batches:
+            self._add_batch(batch)
+
+    def _add_torn(self, offset: int, text: str, why: object) -> None:
+        """Adds what is whole of a message that is no JSON."""
+        noted = self._damaged
+        place = _Place(text)
+
+        def wrong(start: int, end: int, reason: object) -> None:
+            self.damage(offset + place.of(start), place.length(start, end), f"not JSON: {reason}")
+
+        batches = otlp_torn.spans_in(text, wrong)
+        self.builder.requests += bool(batches)
+        for batch in batches:
+            self._add_batch(batch)
+        if self._damaged == noted:
+            self.damage(offset, 0 if batches else place.length(0, len(text)), f"not JSON: {why}", "record")
+
+    def _add_batch(self, batch: _decode.ResourceSpans) -> None:
+        process = self.builder.process(_lane(batch.resource))
+        identify(process, {**process.resource, **batch.resource})
+        for scope, spans in batch.scopes:
+            kept_scope = None if scope.name == SCOPE_NAME else scope
+            for span in spans:
+                self.builder.add(span, process, kept_scope)
+
+    def add_protobuf(self, data: bytes) -> None:
+        """Adds requests, each behind its length, or one alone."""
+        for start, stop, good, torn in otlp_frames.frames(data):
+            if good and stop - start <= _EMPTY:
+                self.builder.requests += stop > start
+                continue
+            wrong = otlp_parts.Wrong(partial(self.damage, kind="payload" if good else "record"))
+            batches = (otlp_parts.request if good or torn else otlp_parts.among)(data, start, stop, wrong)
+            # Other files of messages (Perfetto's) have the same framing, and in them none of the fields.
+            told = [batch for batch in batches if batch.resource or batch.scopes]
+            if not wrong.count and (not good or (batches and not told)):
+                wrong(start, stop - start, "not an OTLP traces message")
+            self.builder.requests += bool(told)
+            for batch in told:
+                self._add_batch(batch)
 
 
-def _whole_document(file: IO[bytes]) -> object | None:
-    """A file that is one JSON document spread over lines; leaves the file where it was if it is not."""
-    at = file.tell()
-    file.seek(0)
-    data = file.read(MAX_MESSAGE + 1)
-    file.seek(at)
-    if len(data) > MAX_MESSAGE:
-        return None
-    try:
-        return json.loads(data)  # type: ignore[no-any-return]
-    except (ValueError, RecursionError):
-        return None
+class _Place:
+    """Where a character of a text lies, in bytes; asked from front to back."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ascii = text.isascii()
+        self._last = 0, 0
+
+    def of(self, at: int) -> int:
+        """Returns it."""
+        if self._ascii:
+            return at
+        character, byte = self._last if self._last[0] <= at else (0, 0)
+        self._last = at, byte + self.length(character, at)
+        return self._last[1]
+
+    def length(self, start: int, end: int) -> int:
+        """Returns how many bytes lie between two characters."""
+        return end - start if self._ascii else len(self._text[start:end].encode("utf-8", "surrogateescape"))
 
 
-def _add_message(builder: Builder, path: str, offset: int, size: int, message: object) -> None:
-    try:
-        batches = otlp_json.resource_spans(message)
-    except (ValueError, TypeError, RecursionError) as error:
-        builder.damage(Damage(path, offset, size, f"not an OTLP message: {error}", "payload"))
-        return
-    builder.requests += 1
-    for batch in batches:
-        _add_batch(builder, path, offset, batch)
+def _text(data: bytes) -> str:
+    """As text; what is no UTF-8 in it is refused where it stands (`otlp_json`)."""
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
 
 
-def _add_batch(builder: Builder, path: str, offset: int, batch: _decode.ResourceSpans) -> None:
-    process = builder.process(_lane(batch.resource))
-    identify(process, {**process.resource, **batch.resource})
-    for scope, spans in batch.scopes:
-        kept_scope = None if scope.name == SCOPE_NAME else scope
-        for span in spans:
-            try:
-                builder.add(span, process, kept_scope)
-            except ValueError as error:
-                builder.damage(Damage(path, offset, 0, str(error), "payload"))
+def _parsed(text: str) -> object:
+    return json.loads(text, object_pairs_hook=otlp_json.object_of)
+
+
+def _a_document(text: str) -> bool:
+    """Whether no line of it is JSON by itself."""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(json.loads(line), dict):
+                return False
+    return True
 
 
 def _lane(resource: _decode.Attributes) -> str:
@@ -138,78 +235,3 @@ def _lane(resource: _decode.Attributes) -> str:
         return instance
     text = json.dumps(resource, sort_keys=True, default=repr)
     return "resource-" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _add_protobuf(builder: Builder, path: str, data: bytes) -> None:
-    """Takes the framing under which most of the file makes sense: none, a varint, or four bytes big-endian."""
-    framings = (list(_fields(data)), list(_delimited(data)), list(_prefixed(data)))
-    frames = max(framings, key=lambda frames: frames[-1][1] if frames else 0)
-    end = 0
-    for start, stop in frames:
-        end = stop
-        try:
-            batches = _decode.request(data[start:stop])
-        except (ValueError, RecursionError) as error:
-            builder.damage(Damage(path, start, stop - start, f"not an OTLP message: {error}", "payload"))
-            continue
-        # Other files of messages (Perfetto's) have the same framing, and in them none of the fields.
-        told = [batch for batch in batches if batch.resource or batch.scopes]
-        if batches and not told and stop - start > _EMPTY:
-            builder.damage(Damage(path, start, stop - start, "not an OTLP traces message", "payload"))
-            continue
-        builder.requests += bool(batches)
-        for batch in told:
-            _add_batch(builder, path, start, batch)
-    if end < len(data):
-        builder.damage(Damage(path, end, len(data) - end, "not an OTLP traces message"))
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int] | None:
-    value = shift = 0
-    for pos in range(at, min(at + 5, len(data))):
-        value |= (data[pos] & 0x7F) << shift
-        if data[pos] < 128:
-            return value, pos + 1
-        shift += 7
-    return None
-
-
-def _is_request(data: bytes, start: int, stop: int) -> bool:
-    """Whether the bytes are a sequence of length-delimited fields number 1, which is all that a request has."""
-    while start < stop:
-        if data[start] != 0x0A or (length := _varint(data, start + 1)) is None:
-            return False
-        start = length[1] + length[0]
-    return start == stop
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """One request without a length: each ResourceSpans is taken by itself, so that a torn end costs only the last."""
-    at = 0
-    while at < len(data) and data[at] == 0x0A and (length := _varint(data, at + 1)) is not None:
-        stop = length[1] + length[0]
-        if stop > len(data):
-            return
-        yield at, stop
-        at = stop
-
-
-def _delimited(data: bytes) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at < len(data) and (length := _varint(data, at)) is not None:
-        start, stop = length[1], length[1] + length[0]
-        if stop > len(data) or not _is_request(data, start, stop):
-            return
-        yield start, stop
-        at = stop
-
-
-def _prefixed(data: bytes) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at + 4 <= len(data):
-        start = at + 4
-        stop = start + int.from_bytes(data[at:start], "big")
-        if stop > len(data) or not _is_request(data, start, stop):
-            return
-        yield start, stop
-        at = stop

@@ -1,21 +1,52 @@
-"""OTLP traces as JSON, both ways: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
+"""Reads OTLP traces as JSON: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
 
-Ids are hexadecimal, other bytes base64, 64-bit integers decimal strings, non-finite doubles strings, enums numbers.
-Reading takes what any exporter writes: snake_case names, enums by name, integers as numbers, base64 ids.
+Taken is what any exporter writes: snake_case names, enums by name, integers as numbers, base64 ids. What is damaged
+costs itself: a span, an attribute of a resource or scope.
 """
 
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from raytrace_rl._decode import MAX_DEPTH, Attributes, Event, Link, ResourceSpans, Scope, ScopeSpans, Span, Value
-from raytrace_rl.monitor.model import KINDS, STATUSES, Process, SpanRow
+from raytrace_rl.monitor.model import KINDS, STATUSES
+from raytrace_rl.monitor.otlp_parts import checked
+
+T = TypeVar("T")
 
 _UINT64: Final = 1 << 64
 _OTHER_SIGNALS: Final = frozenset({"resourceMetrics", "resource_metrics", "resourceLogs", "resource_logs"})
+
+
+#: Told of a part that cannot be read: which, and why.
+Wrong = Callable[[str, object], None]
+
+#: What bytes that are no UTF-8, and escapes of half a character, become: no OTLP string holds it.
+_NO_CHARACTER: Final = re.compile("[\ud800-\udfff]")
+
+
+class Damaged(dict[str, Any]):
+    """An object that JSON's grammar allows and OTLP does not: ``why`` says what is wrong with its names."""
+
+    why = "a name comes twice in one object"
+
+
+class _Unreadable(Damaged):
+    why = "a name that is no UTF-8"
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object: the ``object_pairs_hook`` of who parses what is read here."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        return Damaged(made)
+    for name in made:
+        if not name.isascii() and _NO_CHARACTER.search(name):
+            return _Unreadable(made)
+    return made
 
 
 def _get(message: Mapping[str, Any], name: str, snake: str, default: Any) -> Any:
@@ -25,40 +56,55 @@ def _get(message: Mapping[str, Any], name: str, snake: str, default: Any) -> Any
     return default if value is None else value
 
 
+def _of(message: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = message.get(name)
+    return default if value is None else value
+
+
 def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"an object is expected, not a {type(value).__name__}")
+    if isinstance(value, Damaged):
+        raise ValueError(value.why)
+    return value
+
+
+def _array(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"an array is expected, not a {type(value).__name__}")
     return value
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise ValueError(f"an array is expected, not a {type(value).__name__}")
-    return [_object(item) for item in value]
+    return [_object(item) for item in _array(value)]
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"a string is expected, not a {type(value).__name__}")
+    if not value.isascii() and _NO_CHARACTER.search(value):
+        raise ValueError("a string that is no UTF-8")
     return value
 
 
 def _integer(value: object, low: int, bound: int) -> int:
     """An integer, which JSON may hold as a string; a float is one only if it is whole."""
-    if isinstance(value, (str, int)) or (isinstance(value, float) and value.is_integer()):
-        number = int(value)
+    if type(value) in (str, int) or (isinstance(value, float) and value.is_integer()):
+        number = int(value)  # type: ignore[call-overload]
     else:
         raise ValueError(f"{value!r:.40} is no integer")
     if not low <= number < bound:
         raise ValueError(f"{value!r:.40} is out of range")
-    return number
+    return int(number)
 
 
 def _uint(value: object, bound: int = _UINT64) -> int:
     return _integer(value, 0, bound)
 
 
-def _double(value: Any) -> float:
+def _double(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"{value!r:.40} is no number")
     try:
         return float(value)
     except OverflowError:
@@ -68,8 +114,13 @@ def _double(value: Any) -> float:
 def _id(value: object, size: int) -> bytes:
     text = _text(value)
     if len(text) != 2 * size and text.endswith("="):  # of 8 and of 16 bytes it always does
-        return base64.b64decode(text, validate=True)
+        return _base64(text)
     return bytes.fromhex(text)
+
+
+def _base64(text: str) -> bytes:
+    """Of either alphabet, padded or not, as protobuf's own JSON takes it."""
+    return base64.b64decode(text + "=" * (-len(text) % 4), b"-_" if "-" in text or "_" in text else None, validate=True)
 
 
 def _enum(value: object, names: tuple[str, ...], prefix: str) -> int:
@@ -93,29 +144,36 @@ def any_value(value: object, depth: int = 0) -> Value:
         if name in ("stringValue", "string_value"):
             return _text(content)
         if name in ("boolValue", "bool_value"):
-            return bool(content)
+            if not isinstance(content, bool):
+                raise ValueError(f"{content!r:.40} is neither true nor false")
+            return content
         if name in ("intValue", "int_value"):
             return _integer(content, -(_UINT64 >> 1), _UINT64 >> 1)
         if name in ("doubleValue", "double_value"):
             return _double(content)
         if name in ("arrayValue", "array_value"):
-            return [any_value(item, depth + 1) for item in _objects(_object(content).get("values") or [])]
+            return [any_value(item, depth + 1) for item in _array(_of(_object(content), "values", []))]
         if name in ("kvlistValue", "kvlist_value"):
-            return _attributes(_object(content).get("values") or [], depth + 1)
+            return _attributes(_of(_object(content), "values", []), depth + 1)
         if name in ("bytesValue", "bytes_value"):
-            return base64.b64decode(_text(content))
+            return _base64(_text(content))
     return None
 
 
 def _attributes(value: object, depth: int = 0) -> Attributes:
-    return {_text(item.get("key", "")): any_value(item.get("value") or {}, depth) for item in _objects(value)}
+    return dict(_attribute(item, depth) for item in _array(value))
+
+
+def _attribute(value: object, depth: int = 0) -> tuple[str, Value]:
+    item = _object(value)
+    return _text(item.get("key", "")), any_value(_of(item, "value", {}), depth)
 
 
 def _event(message: dict[str, Any]) -> Event:
     return Event(
         _uint(_get(message, "timeUnixNano", "time_unix_nano", 0)),
-        _text(message.get("name") or ""),
-        _attributes(message.get("attributes") or []),
+        _text(_of(message, "name", "")),
+        _attributes(_of(message, "attributes", [])),
         _uint(_get(message, "droppedAttributesCount", "dropped_attributes_count", 0), 1 << 32),
     )
 
@@ -125,165 +183,116 @@ def _link(message: dict[str, Any]) -> Link:
         _id(_get(message, "traceId", "trace_id", ""), 16),
         _id(_get(message, "spanId", "span_id", ""), 8),
         _text(_get(message, "traceState", "trace_state", "")),
-        _attributes(message.get("attributes") or []),
+        _attributes(_of(message, "attributes", [])),
         _uint(_get(message, "droppedAttributesCount", "dropped_attributes_count", 0), 1 << 32),
-        _uint(message.get("flags") or 0, 1 << 32),
+        _uint(_of(message, "flags", 0), 1 << 32),
     )
 
 
-def span(message: dict[str, Any]) -> Span:
+def span(value: object) -> Span:
     """Reads a ``Span``.
 
     Raises:
-        ValueError, TypeError: It is none.
+        ValueError: It is none.
     """
+    message = _object(value)
     result = Span()
     result.trace_id = _id(_get(message, "traceId", "trace_id", ""), 16)
     result.span_id = _id(_get(message, "spanId", "span_id", ""), 8)
     result.parent_span_id = _id(_get(message, "parentSpanId", "parent_span_id", ""), 8)
-    result.name = _text(message.get("name") or "")
-    result.kind = _enum(message.get("kind") or 0, KINDS, "SPAN_KIND_")
+    result.name = _text(_of(message, "name", ""))
+    result.kind = _enum(_of(message, "kind", 0), KINDS, "SPAN_KIND_")
     result.start_ns = _uint(_get(message, "startTimeUnixNano", "start_time_unix_nano", 0))
     result.end_ns = _uint(_get(message, "endTimeUnixNano", "end_time_unix_nano", 0))
-    result.attributes = _attributes(message.get("attributes") or [])
-    result.events = tuple(_event(item) for item in _objects(message.get("events") or []))
-    result.links = tuple(_link(item) for item in _objects(message.get("links") or []))
-    status = _object(message.get("status") or {})
-    result.status_code = _enum(status.get("code") or 0, STATUSES, "STATUS_CODE_")
-    result.status_message = _text(status.get("message") or "")
+    result.attributes = _attributes(_of(message, "attributes", []))
+    result.events = tuple(_event(item) for item in _objects(_of(message, "events", [])))
+    result.links = tuple(_link(item) for item in _objects(_of(message, "links", [])))
+    status = _object(_of(message, "status", {}))
+    result.status_code = _enum(_of(status, "code", 0), STATUSES, "STATUS_CODE_")
+    result.status_message = _text(_of(status, "message", ""))
     result.trace_state = _text(_get(message, "traceState", "trace_state", ""))
-    result.flags = _uint(message.get("flags") or 0, 1 << 32)
+    result.flags = _uint(_of(message, "flags", 0), 1 << 32)
     result.dropped_attributes = _uint(_get(message, "droppedAttributesCount", "dropped_attributes_count", 0), 1 << 32)
     result.dropped_events = _uint(_get(message, "droppedEventsCount", "dropped_events_count", 0), 1 << 32)
     result.dropped_links = _uint(_get(message, "droppedLinksCount", "dropped_links_count", 0), 1 << 32)
-    return result
+    return checked(result)
 
 
-def _scope_spans(message: dict[str, Any]) -> ScopeSpans:
-    scope = _object(message.get("scope") or {})
-    attributes = _attributes(scope.get("attributes") or [])
-    return ScopeSpans(
-        Scope(_text(scope.get("name") or ""), _text(scope.get("version") or ""), attributes),
-        [span(item) for item in _objects(message.get("spans") or [])],
-    )
+def _each(value: object, place: str, wrong: Wrong, read: Callable[[Any, str], T]) -> list[T]:
+    """Reads each item of an array; what is none costs itself."""
+    found: list[T] = []
+    try:
+        items = _array(value)
+    except ValueError as error:
+        wrong(place, error)
+        return found
+    for number, item in enumerate(items):
+        where = f"{place}[{number}]"
+        try:
+            found.append(read(item, where))
+        except (ValueError, RecursionError) as error:
+            wrong(where, error)
+    return found
 
 
-def resource_spans(message: object) -> list[ResourceSpans]:
-    """Reads an ``ExportTraceServiceRequest``; one of metrics or logs gives an empty list.
+def _outer(value: object, place: str, wrong: Wrong) -> dict[str, Any]:
+    """An object that holds records: one with bad names is read all the same, as far as JSON gives what it holds."""
+    if isinstance(value, Damaged):
+        wrong(place, value.why)
+        return value
+    return _object(value)
+
+
+def resource(value: object, place: str, wrong: Wrong) -> Attributes:
+    """Reads what is not damaged of a ``Resource``, or of another object with attributes."""
+    try:
+        message = _outer(value, place, wrong)
+    except ValueError as error:
+        wrong(place, error)
+        return {}
+    attributes = _of(message, "attributes", [])
+    return dict(_each(attributes, f"{place}.attributes", wrong, lambda item, _: _attribute(item)))
+
+
+def scope(value: object, place: str, wrong: Wrong) -> Scope:
+    """Reads what is not damaged of an ``InstrumentationScope``."""
+    attributes = resource(value, place, wrong)
+    about = {"name": "", "version": ""}
+    for name in about:
+        try:
+            about[name] = _text(_of(value, name, "")) if isinstance(value, dict) else ""
+        except ValueError as error:
+            wrong(f"{place}.{name}", error)
+    return Scope(**about, attributes=attributes)
+
+
+def resource_spans(value: object, wrong: Wrong) -> list[ResourceSpans]:
+    """Reads what is not damaged of an ``ExportTraceServiceRequest``; one of metrics or logs gives an empty list.
+
+    Args:
+        value: What JSON gives, objects made by `object_of`.
+        wrong: Called with the place of each part that is left out, and why.
 
     Raises:
-        ValueError, TypeError: It is no OTLP message.
+        ValueError: It is no OTLP message.
     """
-    request = _object(message)
+    request = _outer(value, "message", wrong)
     batches = _get(request, "resourceSpans", "resource_spans", None)
     if batches is None:
         if request and request.keys().isdisjoint(_OTHER_SIGNALS):
             raise ValueError("no resourceSpans in it")
         return []
-    return [
-        ResourceSpans(
-            _attributes(_object(batch.get("resource") or {}).get("attributes") or []),
-            [_scope_spans(item) for item in _objects(_get(batch, "scopeSpans", "scope_spans", []))],
-        )
-        for batch in _objects(batches)
-    ]
 
+    def scope_spans(item: object, place: str) -> ScopeSpans:
+        message = _outer(item, place, wrong)
+        about = scope(_of(message, "scope", {}), f"{place}.scope", wrong)
+        spans = _of(message, "spans", [])
+        return ScopeSpans(about, _each(spans, f"{place}.spans", wrong, lambda one, _: span(one)))
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+    def batch(item: object, place: str) -> ResourceSpans:
+        message = _outer(item, place, wrong)
+        attributes = resource(_of(message, "resource", {}), f"{place}.resource", wrong)
+        scopes = _get(message, "scopeSpans", "scope_spans", [])
+        return ResourceSpans(attributes, _each(scopes, f"{place}.scopeSpans", wrong, scope_spans))
 
-
-def _any_value_json(value: Value) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"stringValue": value}
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return {"doubleValue": value}
-        return {"doubleValue": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, bytes):
-        return {"bytesValue": base64.b64encode(value).decode()}
-    if isinstance(value, list):
-        return {"arrayValue": {"values": [_any_value_json(item) for item in value]}}
-    if isinstance(value, dict):
-        return {"kvlistValue": {"values": _attributes_json(value)}}
-    return {}
-
-
-def _attributes_json(attributes: Attributes) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _any_value_json(value)} for key, value in attributes.items()]
-
-
-def _present(**fields: Any) -> dict[str, Any]:
-    """The fields that differ from their proto3 default, which JSON leaves out."""
-    return {name: value for name, value in fields.items() if value}
-
-
-def _span_json(row: SpanRow) -> dict[str, Any]:
-    attributes, events, links = row.dropped
-    return {
-        "traceId": row.trace_id,
-        "spanId": row.span_id,
-        **_present(parentSpanId=row.parent_span_id, traceState=row.trace_state, flags=row.flags),
-        "name": row.name,
-        "kind": number(KINDS, row.kind),
-        "startTimeUnixNano": str(row.start_ns),
-        "endTimeUnixNano": str(row.end_ns or 0),
-        **_present(
-            attributes=_attributes_json(row.attributes),
-            events=[_event_json(event) for event in row.events],
-            links=[_link_json(link) for link in row.links],
-            droppedAttributesCount=attributes,
-            droppedEventsCount=events,
-            droppedLinksCount=links,
-            status=_present(message=row.status_message, code=number(STATUSES, row.status)),
-        ),
-    }
-
-
-def number(names: tuple[str, ...], name: str) -> int:
-    """Returns the number of an enum's name; one that is not known is its number in digits."""
-    return names.index(name) if name in names else int(name)
-
-
-def _event_json(event: Event) -> dict[str, Any]:
-    return {
-        "timeUnixNano": str(event.time_ns),
-        "name": event.name,
-        **_present(attributes=_attributes_json(event.attributes), droppedAttributesCount=event.dropped_attributes),
-    }
-
-
-def _link_json(link: Link) -> dict[str, Any]:
-    return {
-        "traceId": link.trace_id.hex(),
-        "spanId": link.span_id.hex(),
-        **_present(
-            traceState=link.trace_state,
-            attributes=_attributes_json(link.attributes),
-            droppedAttributesCount=link.dropped_attributes,
-            flags=link.flags,
-        ),
-    }
-
-
-def request_json(process: Process, scopes: Iterable[tuple[Scope, list[SpanRow]]]) -> dict[str, Any]:
-    """Returns an ``ExportTraceServiceRequest`` holding spans of one process, as plain JSON values."""
-    return {
-        "resourceSpans": [
-            {
-                "resource": {"attributes": _attributes_json(process.resource)},
-                "scopeSpans": [
-                    {
-                        "scope": _present(
-                            name=scope.name, version=scope.version, attributes=_attributes_json(scope.attributes)
-                        ),
-                        "spans": [_span_json(row) for row in rows],
-                    }
-                    for scope, rows in scopes
-                ],
-            }
-        ]
-    }
+    return _each(batches, "resourceSpans", wrong, batch)

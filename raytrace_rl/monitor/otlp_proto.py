@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from raytrace_rl._encode import delimited, varint
 from raytrace_rl.monitor.model import KINDS, STATUSES, Process, SpanRow
-from raytrace_rl.monitor.otlp_json import number
+from raytrace_rl.monitor.otlp_json_out import number, related
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Event, Link, Scope, Value
@@ -75,14 +75,15 @@ def _link(link: Link) -> bytes:
 
 def span(row: SpanRow) -> bytes:
     """Returns the ``Span`` bytes of a row."""
-    dropped_attributes, dropped_events, dropped_links = row.dropped
+    dropped_attributes, dropped_events, _ = row.dropped
+    parent, links, dropped_links = related(row)
     status = _text(b"\x12", row.status_message) + _uint(b"\x18", number(STATUSES, row.status))
     return b"".join(
         (
             delimited(b"\x0a", bytes.fromhex(row.trace_id)),
             delimited(b"\x12", bytes.fromhex(row.span_id)),
             _text(b"\x1a", row.trace_state),
-            delimited(b"\x22", bytes.fromhex(row.parent_span_id)) if row.parent_span_id else b"",
+            delimited(b"\x22", bytes.fromhex(parent)) if parent else b"",
             _text(b"\x2a", row.name),
             _uint(b"\x30", number(KINDS, row.kind)),
             b"\x39" + row.start_ns.to_bytes(8, "little"),
@@ -91,7 +92,7 @@ def span(row: SpanRow) -> bytes:
             _uint(b"\x50", dropped_attributes),
             b"".join(_event(event) for event in row.events),
             _uint(b"\x60", dropped_events),
-            b"".join(_link(link) for link in row.links),
+            b"".join(_link(link) for link in links),
             _uint(b"\x70", dropped_links),
             delimited(b"\x7a", status) if status else b"",
             b"\x85\x01" + row.flags.to_bytes(4, "little") if row.flags else b"",

@@ -10,7 +10,7 @@ start, and an outer start before an inner one: Perfetto sorts by time and keeps 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from raytrace_rl._encode import delimited, varint
@@ -88,8 +88,9 @@ class _Writer:
         self._next_uuid += 1
         return self._next_uuid
 
-    def write(self) -> None:
+    def write(self, progress: Callable[[int, int], None]) -> None:
         """Writes the whole trace."""
+        written = 0
         first = min((row.start_ns for row in self._run.spans), default=0)
         clocks = b"".join(_bytes(1, _uint(1, clock) + _uint(2, first)) for clock in (_BOOTTIME, _REALTIME))
         self._packet(_CLEARED + _uint(8, first) + _bytes(6, clocks))
@@ -97,7 +98,10 @@ class _Writer:
         for row in self._run.spans:
             by_process.setdefault(row.process.key, []).append(row)
         for number, process in enumerate(self._run.processes, 1):
-            self._process(process, number, by_process.get(process.key, []))
+            rows = by_process.pop(process.key, [])
+            self._process(process, number, rows)
+            written += len(rows)
+            progress(written, len(self._run.spans))
 
     def _process(self, process: Process, number: int, rows: list[SpanRow]) -> None:
         # Ids are numbers of our own: Perfetto takes equal pids, which two nodes may well have, for one process.
@@ -187,7 +191,13 @@ def _arrows(run: Run) -> dict[str, tuple[list[int], int | None]]:
     return arrows
 
 
-def write(run: Run, out: IO[bytes]) -> int:
-    """Writes every span of ``run`` to ``out``; returns how many. A span that is still open has no end."""
-    _Writer(run, out).write()
+def write(run: Run, out: IO[bytes], progress: Callable[[int, int], None]) -> int:
+    """Writes every span of ``run`` to ``out``; returns how many. A span that is still open has no end.
+
+    Args:
+        run: The run.
+        out: A binary file.
+        progress: Called with how many spans have been written, and how many there are.
+    """
+    _Writer(run, out).write(progress)
     return len(run.spans)

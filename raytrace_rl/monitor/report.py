@@ -118,6 +118,7 @@ def _parts(view: JobView) -> dict[str, Any]:
         "wall_s": view.wall_ns / _NS,
         "excluded_s": view.excluded_ns / _NS,
         "goodput": view.goodput,
+        "no_goodput": view.no_goodput,
     }
 
 
@@ -128,9 +129,11 @@ def _fleet(view: FleetView | None) -> dict[str, Any] | None:
         **_buckets(view.buckets),
         "unattributed_s": view.unattributed_ns / _NS,
         "gpu_s": view.gpu_ns / _NS,
+        "excluded_s": view.excluded_ns / _NS,
         "unit": view.unit,
         "units": view.units,
         "goodput": view.goodput,
+        "no_goodput": view.no_goodput,
         **_beside(view.beside),
     }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raytrace_rl import _decode_logs, _decode_metrics
+from raytrace_rl.monitor import otlp_parts
 
 if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Value
     from raytrace_rl.monitor.model import Process
+    from raytrace_rl.monitor.otlp_parts import Wrong
 
 
 class MetricRow:
@@ -130,21 +133,33 @@ class LogRow:
         return f"<LogRow {self.severity_text} {self.logger}: {self.body!r:.60}>"
 
 
-def metric_rows(payload: bytes, process: Process) -> list[MetricRow]:
+def metric_rows(payload: bytes, process: Process, wrong: Wrong | None = None) -> list[MetricRow]:
     """Returns the data points in a METRICS record's payload.
 
+    Args:
+        payload: An OTLP ``ScopeMetrics``.
+        process: Who recorded them.
+        wrong: Told of each point that cannot be read; None refuses the whole.
+
     Raises:
-        ValueError: The bytes are no OTLP ``ScopeMetrics``.
+        ValueError: The bytes are no such message.
     """
-    scope, metrics = _decode_metrics.scope_metrics(payload)
+    decode = _decode_metrics.scope_metrics if wrong is None else partial(otlp_parts.scope_metrics, wrong=wrong)
+    scope, metrics = decode(payload)
     return [MetricRow(metric, point, scope.name, process) for metric in metrics for point in metric.points]
 
 
-def log_rows(payload: bytes, process: Process) -> list[LogRow]:
+def log_rows(payload: bytes, process: Process, wrong: Wrong | None = None) -> list[LogRow]:
     """Returns the records in a LOGS record's payload.
 
+    Args:
+        payload: An OTLP ``ScopeLogs``.
+        process: Who logged them.
+        wrong: Told of each record that cannot be read; None refuses the whole.
+
     Raises:
-        ValueError: The bytes are no OTLP ``ScopeLogs``.
+        ValueError: The bytes are no such message.
     """
-    scope, records = _decode_logs.scope_logs(payload)
+    decode = _decode_logs.scope_logs if wrong is None else partial(otlp_parts.scope_logs, wrong=wrong)
+    scope, records = decode(payload)
     return [LogRow(record, scope.name, process) for record in records]

@@ -7,8 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from raytrace_rl import _decode
-from raytrace_rl.monitor.builder import identify
+from raytrace_rl.monitor import otlp_parts
+from raytrace_rl.monitor.builder import check_ids, identify
 from raytrace_rl.monitor.model import StackRow
+from raytrace_rl.monitor.otlp_parts import Wrong
 from raytrace_rl.monitor.signals import log_rows, metric_rows
 from raytrace_rl.spool import format as fmt
 from raytrace_rl.spool import listing, liveness
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from raytrace_rl.monitor.builder import Builder
-    from raytrace_rl.monitor.model import SpanRow
+    from raytrace_rl.monitor.model import SpanRow, State
 
 _PROVEN_OVER = ("dead", "closed")
 
@@ -68,6 +70,21 @@ def boot_id(files: listing.ProcessFiles) -> bytes:
     return bytes(16)
 
 
+def rubbish(path: str, kind: int, offset: int, size: int, part: tuple[int, int, object]) -> Damage:
+    """Returns the damage that a part of a record's content is.
+
+    Args:
+        path: The file.
+        kind: Of the record.
+        offset: Where the record starts.
+        size: Of its content.
+        part: Where in the content the part starts, how long it is, and why it cannot be read.
+    """
+    at, length, why = part
+    where = f", at {at}" if length < size else ""
+    return Damage(path, offset, length, f"content of a record of kind {kind}{where}: {why}", "payload")
+
+
 class ProcessReader:
     """Reads one process's files into a `Run` under construction."""
 
@@ -80,6 +97,8 @@ class ProcessReader:
         self.headers: list[fmt.Header] = []
         self.resource: _decode.Attributes | None = None
         self.anchors: list[tuple[int, int]] = []
+        #: Told of parts of the present record that cannot be read.
+        self.wrong = Wrong(lambda *_: None)
         #: What is damaged in the last segment read: of a killed process, maybe the record that it was placing.
         self.last_damage: list[Damage] = []
         #: Offset of the last whole record in that segment.
@@ -89,13 +108,17 @@ class ProcessReader:
         """Reads them all."""
         files, process = self.files, self.process
         process.node, process.pid, process.start_ns = files.node, files.pid, files.start_ns
-        process.state = liveness.state(files.live, boot_id(files))
+        process.state = self._state()
         self._slots()
         for _, path in sorted(files.journals.items()):
             self._file(path)
         for number, path in self._segments():
             self._file(path, number)
         self._close()
+
+    def _state(self) -> State:
+        """Whether it lives."""
+        return liveness.state(self.files.live, boot_id(self.files))
 
     def _segments(self) -> list[tuple[int, str]]:
         """The segments to read, by number."""
@@ -126,11 +149,7 @@ class ProcessReader:
         with Cursor(path) as cursor:
             for record in cursor.poll(final=process.state in _PROVEN_OVER):
                 last = record.offset
-                try:
-                    ended += self._record(record)
-                except (ValueError, RecursionError) as error:
-                    reason = f"content of a record of kind {record.kind}: {error}"
-                    self.builder.damage(Damage(path, record.offset, len(record.payload), reason, "payload"))
+                ended += self._take(path, record)
             header = cursor.header
             if header is None or number is None:
                 self._damaged(cursor.damage)
@@ -144,6 +163,20 @@ class ProcessReader:
             reason = f"sealed with {header.span_count} span records, {ended} of them can be read"
             self.builder.damage(Damage(path, 0, 0, reason, "count", header.span_count - ended))
 
+    def _take(self, path: str, record: Record) -> bool:
+        """Takes one record, or what is not rubbish of it; returns as `_record` does."""
+        size = len(record.payload)
+
+        def note(at: int, length: int, why: object) -> None:
+            self.builder.damage(rubbish(path, record.kind, record.offset, size, (at, length, why)))
+
+        self.wrong = Wrong(note)
+        try:
+            return self._record(record) and not self.wrong.count
+        except (ValueError, RecursionError) as error:
+            self.wrong(0, size, error)
+            return False
+
     def _record(self, record: Record) -> bool:
         """Takes one record; returns whether it is one of those that a sealed header counts."""
         kind, payload = record.kind, record.payload
@@ -151,7 +184,7 @@ class ProcessReader:
             self.builder.add(_decode.span(payload), self.process)
             return True
         if kind == fmt.Kind.SCOPE_SPANS:
-            scope, spans = _decode.scope_spans(payload)
+            scope, spans = otlp_parts.scope_spans(payload, self.wrong, check_ids)
             for span in spans:
                 self.builder.add(span, self.process, scope)
             return True
@@ -160,9 +193,9 @@ class ProcessReader:
         elif kind == fmt.Kind.SPAN_GONE:
             self.gone.add(payload[:24])
         elif kind == fmt.Kind.METRICS:
-            self.builder.run.metrics += metric_rows(payload, self.process)
+            self.builder.run.metrics += metric_rows(payload, self.process, self.wrong)
         elif kind == fmt.Kind.LOGS:
-            self.builder.run.logs += log_rows(payload, self.process)
+            self.builder.run.logs += log_rows(payload, self.process, self.wrong)
         elif kind == fmt.Kind.RESOURCE:
             self.resource = _decode.resource(payload)
         elif kind == fmt.Kind.CLOCK:

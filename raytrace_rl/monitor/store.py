@@ -1,4 +1,4 @@
-"""`Store`: a run as SQL tables. Spools become Parquet once, in parallel processes; DuckDB reads those.
+"""`Store`: a run as SQL tables. Spools become Parquet once, in parallel (`converting`); DuckDB reads those.
 
 The Parquet files are a cache in the run directory, never trusted over their source: a process whose files have changed
 is read again. One whose files may still change is read at each query, into files that go with it. Needs the ``report``
@@ -11,25 +11,24 @@ import contextlib
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from raytrace_rl.monitor.load import spool_processes
 from raytrace_rl.monitor.model import UnreadableRunError
+from raytrace_rl.monitor.scratch import Scratch, clean
 
 if TYPE_CHECKING:
+    from raytrace_rl.monitor.converting import Order
+    from raytrace_rl.monitor.model import State
     from raytrace_rl.spool.listing import ProcessFiles
     from raytrace_rl.spool.reader import Damage
 
 TABLES: Final = ("spans", "metrics", "logs", "stacks", "processes", "runs")
-#: Below so many bytes a run is read in this process: to start others takes longer.
-_ALONE_BYTES: Final = 32 << 20
 
 _SPANS: Final = """
 CREATE VIEW spans AS
@@ -64,31 +63,39 @@ class Store:
         connection: DuckDB's, with the views `TABLES`.
         damage: What could not be read of what was read now; ``processes.damaged_records`` counts all of it.
         read: How many sources were read; the others were cached.
+        read_by_ray: How many of them by Ray tasks.
 
     Raises:
         UnreadableRunError: Nothing is there to read.
-        MissingExtraError: pyarrow or duckdb is missing.
+        MissingExtraError: pyarrow, duckdb or numpy is missing.
     """
 
     def __init__(self, path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
         try:
             import duckdb
+            import numpy as np  # noqa: F401 - large segments are read as its arrays
             import pyarrow.parquet
         except ImportError as error:
             raise MissingExtraError(f"{error.name} is needed for this: pip install 'raytrace-rl[report]'") from None
         self.path = Path(path)
         self.damage: list[Damage] = []
         self.read = 0
+        self.read_by_ray = 0
         self._parquet = pyarrow.parquet
         self._directory = self._place()
-        self._passing: tempfile.TemporaryDirectory[str] | None = None
-        bases = self._bring_up_to_date(progress)
-        self.connection = duckdb.connect()
-        self._views(bases)
+        clean(self._directory)
+        self._scratch: Scratch | None = None
+        try:
+            bases = self._bring_up_to_date(progress)
+            self.connection = duckdb.connect()
+            self._views(bases)
+        except BaseException:
+            self._let_go()
+            raise
 
     def _place(self) -> Path:
         """Where the cache is: beside the run, or in the system's temporary directory where that cannot be written."""
-        own = self.path / "cache" if self.path.is_dir() else None
+        own = self.path.absolute() / "cache" if self.path.is_dir() else None
         if own is not None:
             with contextlib.suppress(OSError):
                 own.mkdir(mode=0o700, exist_ok=True)
@@ -102,38 +109,46 @@ class Store:
     # -- from sources to Parquet
 
     def _bring_up_to_date(self, progress: Callable[[int, int], None] | None) -> list[Path]:
-        from raytrace_rl.monitor import fragments
+        from raytrace_rl.monitor.converting import Order, converted, size_of
 
-        work: list[tuple[Callable[..., list[Damage]], Any, Path, str]] = []
+        orders: list[Order] = []
         bases: list[Path] = []
-        if self.path.is_dir():
-            for files in spool_processes(self.path):
-                name = re.sub(r"[^\w.-]", "_", f"{files.node}.{files.stem}")
-                sign = fragments.signature(files)
-                base = (self._directory if sign else self._passing_directory()) / name
-                bases.append(base)
-                if not sign or self._cached(base) != sign:
-                    work.append((fragments.convert, files, base, sign))
-        else:
-            if not self.path.exists():
-                raise UnreadableRunError(f"{self.path}: no such file or directory")
-            base = self._directory / "file"
+        for name, source, state, sign in self._sources():
+            base = (self._directory if sign else self._own().path) / name
             bases.append(base)
-            sign = fragments.file_signature(self.path)
-            if self._cached(base) != sign:
-                work.append((fragments.convert_file, str(self.path), base, sign))
-        self.read = len(work)
-        for done, damage in enumerate(self._converted(work), 1):
+            if not sign or self._cached(base) != sign:
+                orders.append(Order(source, state, str(base), sign, str(self._own().path), size_of(source)))
+        self.read = len(orders)
+        done = converted(orders, self._own().token, self._is_there) if orders else ()
+        for number, (damage, by_ray) in enumerate(done, 1):
             self.damage += damage
+            self.read_by_ray += by_ray
             if progress is not None:
-                progress(done, len(work))
+                progress(number, len(orders))
         return bases
 
-    def _passing_directory(self) -> Path:
-        """Where the files of processes that may still live are: another query, at the same time, reads more of them."""
-        if self._passing is None:
-            self._passing = tempfile.TemporaryDirectory(prefix="live-", dir=self._directory)
-        return Path(self._passing.name)
+    def _sources(self) -> Iterator[tuple[str, ProcessFiles | str, State, str]]:
+        """What the run is made of: a name of its Parquet files, the source, its state and its signature."""
+        from raytrace_rl.monitor import fragments
+
+        if self.path.is_dir():
+            for files in spool_processes(self.path):
+                state = fragments.state_of(files)
+                name = re.sub(r"[^\w.-]", "_", f"{files.node}.{files.stem}")
+                yield name, files, state, fragments.signature(files, state)
+        elif self.path.exists():
+            yield "file", str(self.path.absolute()), "unknown", fragments.file_signature(self.path)
+        else:
+            raise UnreadableRunError(f"{self.path}: no such file or directory")
+
+    def _own(self) -> Scratch:
+        """Where files are that are not whole, and those of processes that may still live: they go with this query."""
+        if self._scratch is None:
+            self._scratch = Scratch(self._directory)
+        return self._scratch
+
+    def _is_there(self, order: Order) -> bool:
+        return self._cached(Path(order.base)) == order.sign
 
     def _cached(self, base: Path) -> str | None:
         """What the files of ``base`` were made from; None if one is missing, damaged, or not of the others' making."""
@@ -148,23 +163,6 @@ class Store:
         except Exception:  # whatever a damaged file makes pyarrow raise: it is made anew
             return None
         return str(metadata.get(b"raytrace_rl", b""), "utf-8", "replace")
-
-    @staticmethod
-    def _converted(work: list[tuple[Callable[..., list[Damage]], Any, Path, str]]) -> Any:
-        sizes = [_size(source) for _, source, _, _ in work]
-        workers = min(os.cpu_count() or 1, len(work))
-        if workers < 2 or sum(sizes) < _ALONE_BYTES:
-            for convert, source, base, sign in work:
-                yield convert(source, str(base), sign)
-            return
-        # Started anew rather than forked: this process may have threads, and DuckDB's among them.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, context) as pool:
-            # The largest first, so that no long one is left for the end.
-            order = sorted(range(len(work)), key=lambda n: -sizes[n])
-            jobs = [pool.submit(work[n][0], work[n][1], str(work[n][2]), work[n][3]) for n in order]
-            for job in as_completed(jobs):
-                yield job.result()
 
     # -- from Parquet to tables
 
@@ -186,9 +184,12 @@ class Store:
         self.connection.execute(_RUNS.format(path=path))
 
     def _deduplicated(self) -> str:
-        """Where spans come from: each counts once, its ended form before a truncated or open one."""
+        """Where spans come from: each counts once, its ended form before a truncated or open one.
+
+        As many different hashes as spans are as many spans; fewer may be chance, and the longer way is right too.
+        """
         found = self.connection.execute(
-            "SELECT count(*), count(DISTINCT trace_id || span_id) FROM own_spans"
+            "SELECT count(*), count(DISTINCT hash(trace_id, span_id)) FROM own_spans"
         ).fetchone()
         if found is None or found[0] == found[1]:
             return "own_spans"
@@ -215,19 +216,11 @@ class Store:
     def close(self) -> None:
         """Lets go of the connection, and of what was read of processes that may still live."""
         self.connection.close()
-        if self._passing is not None:
-            self._passing.cleanup()
+        self._let_go()
 
-
-def _size(source: Any) -> int:
-    if isinstance(source, str):
-        return Path(source).stat().st_size
-    files: ProcessFiles = source
-    whole = 0
-    for path in files.segments.values():
-        with contextlib.suppress(OSError):
-            whole += Path(path).stat().st_size
-    return whole
+    def _let_go(self) -> None:
+        if self._scratch is not None:
+            self._scratch.close()
 
 
 def rows_as_json(names: list[str], rows: list[tuple[Any, ...]]) -> str:

@@ -30,6 +30,8 @@ LEAST_SPANS: Final = 5
 _OFTEN: Final = 0.75
 _SLOWER: Final = 1.2
 _PART: Final = 0.05
+#: And so unlikely by chance (`noise.by_chance`), whichever rank it is: few steps are little evidence.
+_CHANCE: Final = 0.025
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Excess:
         often: Part of the steps in which it is positive.
         count: Steps, or spans.
         in_steps: Whether it is inside of steps.
+        slowest: How many of these it is among the slowest half, third, ... of ranks in (`noise.PARTS`).
+        chance: At most how likely that is for any of equal ranks.
         flagged: Whether all that makes a straggler is there.
     """
 
@@ -56,6 +60,8 @@ class Excess:
     often: float
     count: int
     in_steps: bool
+    slowest: tuple[int, ...]
+    chance: float = 1.0
     flagged: bool = False
 
     @property
@@ -83,7 +89,8 @@ class Ranks:
 
     def note(self, group: str, rank: int, nodes: Iterable[str], excess: Excess, ranks: int) -> None:
         """Notes how one rank of ``ranks`` compares with the others, and decides whether it is a straggler."""
-        excess.flagged = excess.score >= noise.threshold(ranks) and excess.often >= _OFTEN
+        excess.chance = noise.by_chance(excess.slowest, excess.count, ranks)
+        excess.flagged = excess.score >= noise.threshold(ranks) and excess.often >= _OFTEN and excess.chance <= _CHANCE
         if excess.kind != "late":
             excess.flagged &= (
                 (excess.ratio is None or excess.ratio >= _SLOWER)
@@ -123,6 +130,7 @@ class Ranks:
                     "ratio": excess.ratio,
                     "score": min(excess.score, 1e6),
                     "often": excess.often,
+                    "chance": excess.chance,
                     "count": excess.count,
                     "in_steps": excess.in_steps,
                 }
@@ -242,10 +250,13 @@ def _paired(name: str, kind: str, rank: int, steps: Sequence[dict[int, float]]) 
     """Compares a rank with the others of the same step, step by step."""
     excess: list[float] = []
     typical: list[float] = []
+    slowest = [0] * len(noise.PARTS)
     for values in steps:
         others = [value for at, value in values.items() if at != rank]
         if rank not in values or not others:
             continue
+        place = sum(value >= values[rank] for value in values.values())
+        slowest = [n + (place * part <= len(values)) for n, part in zip(slowest, noise.PARTS, strict=True)]
         if kind == "late":
             excess.append(values[rank])  # it is relative to the others already
             continue
@@ -255,7 +266,8 @@ def _paired(name: str, kind: str, rank: int, steps: Sequence[dict[int, float]]) 
         return None
     middle, score = _score(excess)
     often = sum(value > 0 for value in excess) / len(excess)
-    return Excess(name, kind, middle, median(typical) if typical else 0.0, score, often, len(excess), in_steps=True)
+    others_ns = median(typical) if typical else 0.0
+    return Excess(name, kind, middle, others_ns, score, often, len(excess), in_steps=True, slowest=tuple(slowest))
 
 
 def _unpaired(name: str, own: Sequence[int], medians: Sequence[float]) -> Excess | None:
@@ -264,8 +276,8 @@ def _unpaired(name: str, own: Sequence[int], medians: Sequence[float]) -> Excess
         return None
     typical = median(medians)
     middle, score = _score([value - typical for value in own])
-    often = sum(value > typical for value in own) / len(own)
-    return Excess(name, "slow", middle, typical, score, often, len(own), in_steps=False)
+    longer = sum(value > typical for value in own)
+    return Excess(name, "slow", middle, typical, score, longer / len(own), len(own), in_steps=False, slowest=(longer,))
 
 
 def _score(values: Sequence[float]) -> tuple[float, float]:

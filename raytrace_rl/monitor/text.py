@@ -50,8 +50,12 @@ def _job(view: Mapping[str, Any] | None, skew: str) -> list[str]:
         return ["Job: no driver and no job span in this run"]
     left_out = f", {seconds(view['excluded_s'])} left out" if view["excluded_s"] else ""
     clock = f"driver's lane, {seconds(view['wall_s'])} of wall clock{left_out}"
-    head = f"Job ({clock}): goodput {percent(view['goodput'])}"
+    head = f"Job ({clock}): goodput {_goodput(view)}"
     return [head, *_bars(view, view["wall_s"]), _beside(view, skew)]
+
+
+def _goodput(view: Mapping[str, Any]) -> str:
+    return percent(view["goodput"]) if view["no_goodput"] is None else f"n/a: {view['no_goodput']}"
 
 
 def _windows(windows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -61,8 +65,8 @@ def _windows(windows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["Goodput by window, since the job began"]
     for window in windows:
         since, until = ((window[key] - begin) / 1e9 for key in ("start_ns", "end_ns"))
-        told = f"{percent(window['goodput']):>7}" if window["wall_s"] else "left out"
-        bar = "#" * round(window["goodput"] * _BAR)
+        told = "left out" if window["goodput"] is None else f"{percent(window['goodput']):>7}"
+        bar = "#" * round((window["goodput"] or 0.0) * _BAR)
         lines.append(f"  {seconds(since):>9} to {seconds(until):>9} {told}  {bar}".rstrip())
     return lines
 
@@ -75,7 +79,7 @@ def _fleet(view: Mapping[str, Any] | None, skew: str) -> list[str]:
     if view is None:
         return ["Fleet: no worker and no GPU in this run"]
     unit = "GPU" if view["unit"] == "gpu" else "lane"
-    head = f"Fleet ({_fleet_unit(view)}, {seconds(view['gpu_s'])} of {unit} time): goodput {percent(view['goodput'])}"
+    head = f"Fleet ({_fleet_unit(view)}, {seconds(view['gpu_s'])} of {unit} time): goodput {_goodput(view)}"
     return [head, *_bars(view, view["gpu_s"]), _beside(view, skew)]
 
 

@@ -79,7 +79,8 @@ def _stand(stand: Mapping[str, Any], found: Mapping[str, Any], frames: int | Non
     dead = stand["process"]["state"] in {"dead", "closed"}
     ended = {"dead": "open for {} when its process died", "closed": "open for {} when its process ended"}
     if dead and stand["stack"] and stand["stack_ns"] is None:  # no heartbeat told how long it went on
-        ended["dead"] = "open for {} or more: its process held the GIL, then died"
+        # A copy of another node's process is closed for it; one that closes itself takes such a stack away.
+        ended = dict.fromkeys(ended, "open for {} or more: its process held the GIL, then died")
     age = ended.get(stand["process"]["state"], "open for {}").format(seconds(front["age_s"]))
     lines = [
         f"{stand['stand']}. {cut(front['name'], 80)}{step}, {age}",

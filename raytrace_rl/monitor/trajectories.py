@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from raytrace_rl._decode import Attributes, Link
     from raytrace_rl.monitor.model import Run, SpanRow
 
-_ROLLOUT = "rollout"
+#: Group of the spans that make trajectories.
+ROLLOUT = "rollout"
 
 
 class Consumed(NamedTuple):
@@ -105,7 +106,7 @@ def _consumed(tree: Tree) -> list[Consumed]:
 
 
 def _is_trajectory(link: Link, target: SpanRow | None) -> bool:
-    return RL_TRAJECTORY_COUNT_ATTR in link.attributes or (target is not None and target.span_group == _ROLLOUT)
+    return RL_TRAJECTORY_COUNT_ATTR in link.attributes or (target is not None and target.span_group == ROLLOUT)
 
 
 def _read(row: SpanRow, link: Link, target: SpanRow | None) -> Consumed:

@@ -1,8 +1,8 @@
 """Brings the spools of a node home, to a run directory that the node does not share: whatever is new, again and again.
 
-Segments and journals are carried as far as their records are whole; the table of open spans whole when it has changed.
-A process that is proven dead gets one more segment at home, with the spans that it left open (`closing`). The notes of
-the node's relay follow the spools.
+Segments and journals are carried as far as their records are whole; the table of open spans whole when it has changed,
+and so are the stacks of a hang, which stay when the process dies. A process that is proven dead gets one more segment
+at home, with what it left open (`closing`). The notes of the node's relay follow the spools.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -19,25 +18,24 @@ from typing import Final
 
 from raytrace_rl import _state
 from raytrace_rl._interrupts import is_interrupt
-from raytrace_rl.relay import closing, truncated
+from raytrace_rl.relay import closing, truncated, wholes
 from raytrace_rl.relay.cursors import DIRECTORY
 from raytrace_rl.relay.follow import Basket, Follower, Reading
 from raytrace_rl.relay.followed import boot_id
 from raytrace_rl.relay.home import DROPPED, NOTE, Home, Piece, piece
 from raytrace_rl.relay.retry import Backoff
 from raytrace_rl.relay.standing import Standing
+from raytrace_rl.relay.wholes import Wholes
 from raytrace_rl.spool import format as fmt
-from raytrace_rl.spool import liveness
+from raytrace_rl.spool import hang, liveness
 from raytrace_rl.spool.listing import ProcessFiles, node_processes
-from raytrace_rl.spool.reader import UnreadableFileError, open_regular, read_whole
+from raytrace_rl.spool.reader import UnreadableFileError, open_regular
 
 #: Seconds between two rounds, and bytes that go in one call.
 INTERVAL_S: Final = 1.0
 _MOST_BYTES: Final = 4 << 20
 #: Seconds after which home is told once more who lives: it takes a silent node for lost, and may have forgotten.
 _LIVING_S: Final = 20.0
-#: Notes longer than this are not carried.
-_MOST_NOTE: Final = 4 << 20
 _OVER: Final = ("dead", "closed")
 #: What of a header is rewritten in place while the file lives.
 _MUTABLE: Final = slice(fmt.HEARTBEAT_OFFSET, fmt.SEALED_OFFSET + 4)
@@ -64,8 +62,7 @@ class Carrier:
         self._home = home
         self._followers: dict[str, Follower] = {}
         self._home_bytes = home_bytes
-        #: Of files that go whole: the sum of what home has.
-        self._tables: dict[str, int] = {}
+        self._wholes = Wholes()
         self._mutable: dict[str, bytes] = {}
         self._done: set[str] = set()
         #: As `_done`, but at home for sure.
@@ -136,7 +133,7 @@ class Carrier:
             self._sizes = self._home.sizes(self._node, self._home_bytes)
             self._there = dict(self._sizes)
             self._followers.clear()
-            self._tables.clear()
+            self._wholes.clear()
             self._mutable.clear()
             self._done.clear()
             self._finished.clear()
@@ -172,13 +169,9 @@ class Carrier:
         pieces = []
         for path in sorted((self._node_dir / DIRECTORY).glob("*.json")):
             name = f"{DIRECTORY}/{path.name}"
-            try:
-                data = read_whole(str(path), _MOST_NOTE + 1) if NOTE.fullmatch(name) else b""
-            except UnreadableFileError:
-                continue
-            if 0 < len(data) <= _MOST_NOTE and self._tables.get(name) != (seen := zlib.crc32(data)):
-                pieces.append(piece(name, 0, data, whole=True))
-                self._tables[name] = seen
+            data = wholes.contents(str(path)) if NOTE.fullmatch(name) else b""
+            if data and (one := self._wholes.changed(name, data)) is not None:
+                pieces.append(one)
         if pieces:
             self._home.write(self._node, pieces)
 
@@ -201,27 +194,31 @@ class Carrier:
         return liveness.state(files.live, boot_id(files))
 
     def _process(self, files: ProcessFiles, over: bool) -> None:
-        gone = [name for name in self._sizes or () if name.startswith(f"{files.stem}.open")]
-        if files.slots is not None and not over:
-            self._table(files.slots)
-            gone = [name for name in gone if name != f"{files.stem}.open"]
+        there = [name for name in self._sizes or () if name.startswith(f"{files.stem}.open")]
         if not over:
+            if files.slots is not None:
+                self._whole(files.slots)
             for _, path in sorted(files.journals.items()):
                 self._file(path, over)
-            gone = [name for name in gone if name not in {Path(path).name for path in files.journals.values()}]
-            self._remove(gone)
+            kept = {Path(path).name for path in [files.slots or "", *files.journals.values()]}
+            self._remove([name for name in there if name not in kept])
+        self._hang(files)
         for _, path in sorted(files.segments.items()):
             self._file(path, over)
 
-    def _table(self, path: str) -> None:
-        try:
-            data = read_whole(path, fmt.MAX_HEADER_SIZE + fmt.SLOT_COUNT * fmt.SLOT_SIZE)
-        except UnreadableFileError:
-            return
+    def _hang(self, files: ProcessFiles) -> None:
+        """Carries where the threads of a process stand whose heartbeat did not come; goes when the hang is over."""
+        path = f"{files.live.removesuffix('.live')}{hang.SUFFIX}"
         name = Path(path).name
-        if self._tables.get(name) != (seen := zlib.crc32(data)):
-            self._send(piece(name, 0, data, whole=True))
-            self._tables[name] = seen
+        if not self._whole(path) and name in (self._sizes or ()):
+            self._remove([name])
+
+    def _whole(self, path: str) -> bool:
+        """Carries a file if it has changed; returns whether there is anything in it."""
+        data = wholes.contents(path)
+        if data and (one := self._wholes.changed(Path(path).name, data)) is not None:
+            self._send(one)
+        return bool(data)
 
     def _file(self, path: str, over: bool) -> None:
         """Carries what is new of a segment or a journal."""
@@ -284,6 +281,7 @@ class Carrier:
             self._flush()
             self._home.remove(self._node, names)
             for name in names:
+                self._wholes.forget(name)
                 if self._sizes is not None:
                     self._sizes.pop(name, None)
 

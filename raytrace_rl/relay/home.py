@@ -21,7 +21,7 @@ from raytrace_rl.relay.home_bound import HomeBound
 from raytrace_rl.spool.liveness import Liveness
 
 #: Names of spool files, of a relay's notes, and of nodes: nothing that comes over the network reaches elsewhere.
-_NAME: Final = re.compile(r"\d{1,10}-\d{1,20}(\.(open\.)?\d{1,9}\.rts|\.open)")
+_NAME: Final = re.compile(r"\d{1,10}-\d{1,20}(\.(open\.)?\d{1,9}\.rts|\.open|\.hang)")
 _SEGMENT: Final = re.compile(r"(?P<stem>\d{1,10}-\d{1,20})\.(?P<number>\d{1,9})\.rts")
 NOTE: Final = re.compile(r"relay/(?:status|refusal|(?:traces|metrics|logs)-[0-9a-f]{8})\.json")
 _STEM: Final = re.compile(r"\d{1,10}-\d{1,20}")

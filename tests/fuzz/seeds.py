@@ -18,6 +18,7 @@ from raytrace_rl.relay import requests
 from raytrace_rl.relay.batch import Portion
 from raytrace_rl.spool.format import Kind
 from raytrace_rl.spool.reader import Cursor
+from tests.fuzz import bulk_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
         for flags in range(4):
             found["sealed"][f"{name}-{flags}"] = bytes((flags, 0, 0, 0)) + data
     _add_messages(found, payloads)
+    for target, of_target in bulk_targets.seeds(files, payloads).items():
+        found[target].update(of_target)
     for n, one in enumerate(_CARRIERS):
         keys = ("traceparent", "tracestate", "raytrace", "baggage")
         lines = [bytes((keys.index(key), 0)) + value.encode() for key, value in one.items()]

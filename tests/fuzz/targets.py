@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.fuzz import otlp_targets, spool_targets, wire_targets
+from tests.fuzz import bulk_targets, otlp_targets, spool_targets, wire_targets
 
 TARGETS: Final[dict[str, Callable[[bytes], Any]]] = {
     **spool_targets.TARGETS,
+    **bulk_targets.TARGETS,
     **otlp_targets.TARGETS,
     **wire_targets.TARGETS,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from raytrace_rl import TracedActor, _state, accepts_trace_context, managed_span
@@ -39,6 +40,15 @@ class Writer(TracedActor):
         span = provider.get_tracer("tools").start_span(name)
         span.end()
         return OTLPSpanExporter(local_endpoint(run_id), insecure=True).export([span]).name  # type: ignore[list-item]
+
+
+class Hangs(Writer):
+    """Stands in C with the GIL held."""
+
+    def hang(self) -> None:
+        """Comes back after ten minutes."""
+        with managed_span("generation", "hanging"):
+            ctypes.PyDLL(None).sleep(600)
 
 
 class Stepping(TracedActor):

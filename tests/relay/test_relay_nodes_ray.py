@@ -13,13 +13,14 @@ import ray
 from raytrace_rl import setup
 from raytrace_rl.cli import main
 from raytrace_rl.monitor import load_run
+from raytrace_rl.monitor.open_spans import hung_threads
 from raytrace_rl.monitor.relay_counters import relay_counters
 from raytrace_rl.relay import actor, asking
 from raytrace_rl.spool.place import node_name
 from tests.conftest import start_cluster
 from tests.disks import Disk, may_mount, mounted
 from tests.relay.otlp_server import receiver
-from tests.relay.relay_actors import Writer
+from tests.relay.relay_actors import Hangs, Writer
 from tests.relay.several_nodes import needs_namespaces, nodes
 from tests.running import wait_for
 
@@ -84,6 +85,27 @@ def test_spools_come_home_from_nodes_that_do_not_share_the_run_directory(runs):
         assert not run.damage
         section = relay_counters(str(runs / "run"))
         assert (section["wrong"], section["summary"]) == (False, ["Relay: spools of 2 nodes brought home"])
+
+
+def test_where_an_actor_of_another_node_hangs_is_told_at_home_after_its_death_too(runs, capsys):
+    """Catches a run held up by a C call on another node, of which the head can tell no more than the span."""
+    start(runs, stack_after_s=0.5)
+    with nodes(["node-b"], own=runs):
+        hangs = ray.remote(Hangs).options(num_cpus=0.1, resources={"node-b": 1}).remote()
+        ray.get(hangs.write.remote("first", 1))
+        wait_for(lambda: by_node(runs / "run"), "the node's relay brings home what there is")
+        hangs.hang.remote()
+        run_dir = str(runs / "run")
+        told = wait_for(lambda: hung_threads(run_dir), "the stack comes home while it hangs", timeout_s=60)
+        ray.kill(hangs)
+        wait_for(lambda: any(row.truncated for row in load_run(run_dir).spans), "its death is known", timeout_s=60)
+        setup.shutdown_telemetry(20_000)
+    assert hung_threads(run_dir) == told
+    assert main(["stuck", run_dir]) == 1
+    shown = capsys.readouterr().out
+    assert "hanging, open for" in shown
+    assert "its process held the GIL, then died" in shown
+    assert ", in hang\n" in shown
 
 
 @pytest.mark.skipif(not may_mount(), reason="file systems cannot be mounted here")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+_M_MMAP_THRESHOLD: Final = -3
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -22,6 +24,12 @@ def give_back() -> None:
     """Returns freed memory to the system, where the C library keeps it: of thousands of arrays it keeps a lot."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back_at_once() -> None:
+    """Has the C library return large arrays to the system when they are freed: of those up to 32 MiB it keeps many."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def total(values: Ints) -> int:
@@ -110,3 +118,28 @@ def sums_between(bounds: Ints, values: Ints) -> Ints:
     before = np.concatenate(([0], np.cumsum(values)))
     summed: Ints = before[bounds[1:]] - before[bounds[:-1]]
     return summed
+
+
+def nearest(up: npt.NDArray[Any], stop: Mask) -> Any:
+    """Returns for each element the nearest one above it that is a stop; -1 where there is none.
+
+    Parents that run in a circle without a stop lead to none.
+
+    Args:
+        up: The place of each one's parent, -1 without one.
+        stop: Where to stop.
+    """
+    size = len(up)
+    up = np.where(up >= 0, up, up.dtype.type(size))
+    # Each leads to itself where it is a stop, else to its parent; then to where that one leads.
+    jump = np.append(np.where(stop, np.arange(size, dtype=up.dtype), up), up.dtype.type(size))
+    stop = np.append(stop, True)
+    for _ in range(size.bit_length() + 1):
+        if stop[jump].all():
+            break
+        jump = jump[jump]
+    else:
+        jump[~stop[jump]] = size
+    found = jump[up]
+    found[found == size] = -1
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 from raytrace_rl import semconv
 from raytrace_rl.monitor import bubbles, lanes
 from raytrace_rl.monitor.bubbles import Wait
-from raytrace_rl.monitor.bulk.arrays import Ints, sums
+from raytrace_rl.monitor.bulk.arrays import Codes, Ints, sums
 from raytrace_rl.monitor.bulk.goodput import heads
 from raytrace_rl.monitor.bulk.intervals import Spans, complement, intersection, measures, spans_of
 from raytrace_rl.monitor.bulk.steps import Steps
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from raytrace_rl.monitor.tree import Lane
 
 _IDLE: Final = BUCKETS.index("idle")
+#: Gaps that are looked at together.
+_AT_ONCE: Final = 1 << 16
 
 
 class _Path:
@@ -30,10 +32,12 @@ class _Path:
     def __init__(self, steps: Steps) -> None:
         tree, columns = steps.tree, steps.tree.columns
         self.windows = lanes.union((step.start_ns, step.until_ns) for step in tree.steps)
-        order = np.argsort(steps.paths.start, kind="stable")
-        self.start: Ints = steps.paths.start[order]
-        self.end: Ints = steps.paths.end[order]
-        row = steps.paths.row[order]
+        self.start: Ints = steps.paths.start
+        self.end: Ints = steps.paths.end
+        row = steps.paths.row
+        if (self.start[:-1] > self.start[1:]).any():
+            order = np.argsort(self.start, kind="stable")
+            self.start, self.end, row = self.start[order], self.end[order], row[order]
         if (self.end[:-1] > self.start[1:]).any():  # steps that overlap have paths side by side
             _, found = bubbles.waited_for(tree.steps, steps.paths)  # type: ignore[arg-type]
             segments: Any = found
@@ -44,7 +48,7 @@ class _Path:
         pairs, wait = np.unique(
             names[columns.shape[row]].astype(np.int64) * len(columns.processes) + columns.lane[row], return_inverse=True
         )
-        self.wait: Ints = wait
+        self.wait: Codes = wait.astype(np.int32)
         self.waits = [
             Wait("step", told[name], str(tree.lane(columns.processes[lane])))
             for name, lane in (divmod(pair, len(columns.processes)) for pair in pairs.tolist())
@@ -82,15 +86,18 @@ def _waits(
     owned = timelines.own[number]
     yield from _said(columns, number, intersection(owned.of(_IDLE), inside))
     gaps = complement(Spans(owned.start, owned.end), inside)
-    first = np.maximum(0, np.searchsorted(path.start, gaps.start, side="right") - 1)
-    last = np.searchsorted(path.start, gaps.end, side="left")
-    # Each gap with each stretch of the path that it may overlap.
-    count = np.maximum(0, last - first)
-    gap = np.repeat(np.arange(len(count)), count)
-    at = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + first[gap]
-    length = np.minimum(path.end[at], gaps.end[gap]) - np.maximum(path.start[at], gaps.start[gap])
-    real = length > 0
-    found = sums(path.wait[at[real]], length[real], len(path.waits))
+    found = np.zeros(len(path.waits), np.int64)
+    for begin in range(0, len(gaps.start), _AT_ONCE):
+        start, end = gaps.start[begin : begin + _AT_ONCE], gaps.end[begin : begin + _AT_ONCE]
+        first = np.maximum(0, np.searchsorted(path.start, start, side="right") - 1)
+        last = np.searchsorted(path.start, end, side="left")
+        # Each gap with each stretch of the path that it may overlap.
+        count = np.maximum(0, last - first)
+        gap = np.repeat(np.arange(len(count)), count)
+        at = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + first[gap]
+        length = np.minimum(path.end[at], end[gap]) - np.maximum(path.start[at], start[gap])
+        real = length > 0
+        found += sums(path.wait[at[real]], length[real], len(path.waits))
     for code in np.flatnonzero(found).tolist():
         yield path.waits[code], int(found[code])
 

@@ -6,7 +6,6 @@ lies between two bounds there is a *cell*, the spans of one name of one rank in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -86,7 +85,7 @@ class Cells:
         cells = self._cells(np.flatnonzero(inside).astype(np.int32), [(tree.owner, len(tree.steps))])
         self.rows, self.bounds = cells.rows, cells.bounds
         self.step, self.name, self.rank = cells.keys
-        self.meeting, self._last = self._meetings()
+        self.meeting = self._meetings()
 
     def _group_names(self) -> None:
         columns = self.tree.columns
@@ -123,7 +122,7 @@ class Cells:
 
     # -- meetings
 
-    def _meetings(self) -> tuple[Meetings, Callable[[int], int]]:
+    def _meetings(self) -> Meetings:
         size = np.diff(self.bounds)
         of_step = runs(self.step * len(self.names) + self.name)
         several = np.diff(of_step) > 1
@@ -141,16 +140,15 @@ class Cells:
         found = [one for some in np.split(cells, runs(self.name[cells])[1:-1]) if (one := self._meetings_of(some))]
         if not found:
             none = np.zeros(0, np.int64)
-            return Meetings(none.astype(np.int32), none, none, np.zeros(1, np.int64)), lambda _: _NONE
+            return Meetings(none.astype(np.int32), none, none, np.zeros(1, np.int64))
         before = np.cumsum([0, *(len(one.rows) for one in found)])
         bounds = [one.bounds[:-1] + first for one, first in zip(found, before, strict=False)]
-        every = Meetings(
+        return Meetings(
             np.concatenate([one.rows for one in found]),
             np.concatenate([one.name for one in found]),
             np.concatenate([one.step for one in found]),
             np.concatenate([*bounds, before[-1:]]),
         )
-        return every, self._last_of(every)
 
     def _meetings_of(self, cells: Ints) -> Meetings | None:
         """The meetings of one name, whose cells are in the order of the steps and ranks; None if they are none."""
@@ -179,12 +177,15 @@ class Cells:
             return None
         return Meetings(rows, self.name[cell], self.step[cell], bounds)
 
-    def _last_of(self, found: Meetings) -> Callable[[int], int]:
-        """Gives for the row of a meeting's span the row of the one that came last; -1 for any other."""
+    def last_to_come(self) -> Codes:
+        """Returns of each row the one that came last into its meeting, -1 where it is in none; empty without any."""
+        found = self.meeting
+        if not len(found.rows):
+            return found.rows
         start = self.tree.columns.start[found.rows]
         meeting = lengths_to_groups(found.bounds)
         order = np.lexsort((np.arange(len(start)), start, meeting))  # ranks ascend within a meeting
         last = found.rows[order[found.bounds[1:] - 1]][meeting]
         of = np.full(len(self.tree.columns), _NONE, np.int32)
         of[found.rows] = last
-        return lambda row: int(of[row])
+        return of

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raytrace_rl.integrations._trajectories import RL_TRAJECTORY_AGE_ATTR, RL_TRAJECTORY_NODE_ATTR
 from raytrace_rl.monitor import align, queueing, skew
-from raytrace_rl.monitor.believed import LONGEST_S, believed_s
-from raytrace_rl.monitor.bulk.arrays import Ints
+from raytrace_rl.monitor.believed import LONGEST_S
+from raytrace_rl.monitor.bulk.arrays import Ints, runs
 from raytrace_rl.monitor.skew_bounds import Message
 from raytrace_rl.monitor.skew_messages import Clocks, message
 
@@ -76,15 +75,19 @@ def _messages(columns: Columns, clocks: Clocks) -> Iterator[Message]:
             sent = message(smallest, way.sender, way.receiver, way.parent, clocks)
             if sent is not None:
                 yield sent._replace(number=len(way.at))
-    for row, links in columns.linked.items():
-        receiver = columns.processes[columns.lane[row]]
-        for link in links:
-            name = link.attributes.get(RL_TRAJECTORY_NODE_ATTR)
-            age_s = believed_s(link.attributes.get(RL_TRAJECTORY_AGE_ATTR))
-            if name is not None and age_s is not None:
-                sent = message(ceil(age_s * 1e9), name, receiver, None, clocks)
-                if sent is not None:
-                    yield sent
+    links = columns.links
+    told = np.flatnonzero((links.node >= 0) & ~np.isnan(links.age))
+    ways = columns.lane[links.row[told]].astype(np.int64) * len(columns.nodes) + links.node[told]
+    order = np.argsort(ways, kind="stable")
+    bounds = runs(ways[order])
+    if len(order):
+        smallest = np.minimum.reduceat(links.age[told][order], bounds[:-1]).tolist()
+        firsts = ways[order][bounds[:-1]].tolist()
+        for way, age_s, number in zip(firsts, smallest, np.diff(bounds).tolist(), strict=True):
+            lane, node = divmod(way, len(columns.nodes))
+            sent = message(ceil(age_s * 1e9), columns.nodes[node], columns.processes[lane], None, clocks)
+            if sent is not None:
+                yield sent._replace(number=number)
 
 
 def _early(columns: Columns) -> tuple[int, int]:

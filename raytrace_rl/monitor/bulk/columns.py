@@ -7,10 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, Words, give_back, total
+from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, Words, give_back, nearest, total
+from raytrace_rl.monitor.bulk.coder import Coder
 from raytrace_rl.monitor.bulk.lanes import Coders, Lane, NotForColumnsError, keys_of, sparse
-from raytrace_rl.monitor.bulk.parts import LATEST_NS, Coder, Shape, Thread
+from raytrace_rl.monitor.bulk.links import Links, Trace, joined_links
+from raytrace_rl.monitor.bulk.parts import LATEST_NS, Shape
 from raytrace_rl.monitor.bulk.templates import NUMBERS
+from raytrace_rl.monitor.bulk.threads import Threads, joined_threads, threads_of
 from raytrace_rl.monitor.model import BUCKETS, Run
 
 _NONE: Final = -1
@@ -31,14 +34,14 @@ class Columns:
         bounds: Where each lane begins, and at last the number of spans; a lane's are in the order of their start.
         start, until: ns since the epoch; ``until`` as `SpanRow.until_ns`.
         opened: Still without an end.
-        shape, trace, thread, iteration: Places in ``shapes``, ``traces``, ``threads`` (name and id of each) and
-            ``iterations`` (-1: none).
+        shape, trace, thread, iteration: Places in ``shapes``, ``traces``, ``threads`` and ``iterations`` (-1:
+            none).
         span: Ids as numbers.
         parent: Row of its parent, -1 without one in the run.
         lane: Its lane.
         queued, version: Row and value of ``rl.queued_ns`` and ``rl.weight_version``.
-        linked: Row and links of the spans that have any.
-        targets: Row of each span that a link leads to, by trace and span id.
+        links, link_traces, nodes: What spans link to, and the traces and nodes that these are of.
+        link_target: Row of the span that each link leads to, -1 where it is not in the run.
     """
 
     def __init__(self, run: Run, lanes: list[Lane], coders: Coders) -> None:
@@ -48,15 +51,14 @@ class Columns:
         self.bounds: Ints = np.cumsum([0, *sizes])
         self.shapes: list[Shape] = coders.shapes.things
         self.traces: list[bytes] = coders.traces.things
-        self.threads: list[Thread] = coders.threads.things
+        self.threads: Threads = joined_threads(coders.threads or [threads_of(())])
         self.iterations: list[int] = coders.iterations.things
         self.queued = sparse([(lane.queued, at) for lane, at in zip(lanes, self.bounds, strict=False)] or _NO_PAIRS)
         self.version = sparse([(lane.version, at) for lane, at in zip(lanes, self.bounds, strict=False)] or _NO_PAIRS)
-        self.linked = {
-            int(first) + at: links
-            for lane, first in zip(lanes, self.bounds, strict=False)
-            for at, links in sorted(lane.linked.items())
-        }
+        of_lanes = zip(lanes, self.bounds, strict=False)
+        self.links: Links = joined_links([lane.links._replace(row=lane.links.row + first) for lane, first in of_lanes])
+        self.link_traces: list[Trace] = coders.links.traces.things
+        self.nodes: list[str] = coders.links.nodes.things
         self.start: Ints = _taken(lanes, "start", np.int64)
         end: Ints = _taken(lanes, "end", np.int64)
         self.span: Words = _taken(lanes, "span", np.uint64)
@@ -76,7 +78,7 @@ class Columns:
         give_back()
         if total(self.until - self.start) >= LATEST_NS:  # from here on sums of 64 bits are exact
             raise NotForColumnsError("times that no clock shows")
-        self.parent, self.targets = _parents(self, _taken(lanes, "parent", np.uint64))
+        self.parent, self.link_target = _parents(self, _taken(lanes, "parent", np.uint64))
         _refuse_circles(self)
 
     def __len__(self) -> int:
@@ -96,8 +98,9 @@ class Columns:
 
     def thread_ids(self) -> Codes:
         """Returns a number for the id of each thread; whatever its name, a thread is the one that has that id."""
-        coder = Coder()
-        return np.array([coder.code(thread_id) for _, thread_id in self.threads], np.int32)
+        known, ids = self.threads.known, self.threads.id
+        found: Codes = (np.unique(np.where(known, ids, 0), return_inverse=True)[1] * 2 + known).astype(np.int32)
+        return found
 
     def coded(self, of: str) -> tuple[Codes, list[Any]]:
         """Returns a number for a field of each shape, and what the numbers stand for."""
@@ -131,12 +134,13 @@ def _taken(lanes: Sequence[Lane], name: str, kind: Any) -> Any:
     return whole
 
 
-def _parents(columns: Columns, parent: Words) -> tuple[Codes, dict[tuple[bytes, bytes], int]]:
+def _parents(columns: Columns, parent: Words) -> tuple[Codes, Codes]:
     """Who is whose parent, and where links lead to."""
     found = np.full(len(parent), _NONE, np.int32)
     keys = keys_of(columns.span, columns.trace)
     order = np.argsort(keys).astype(np.int32)
     ordered = keys[order]
+    del keys
 
     def look_up(wanted: Words) -> Ints:
         at = np.searchsorted(ordered, wanted)
@@ -170,33 +174,28 @@ def _refuse_circles(columns: Columns) -> None:
     if not size:
         return
     place = np.minimum(np.searchsorted(rows, parent), size - 1)
-    jump = np.append(np.where(rows[place] == parent, place, size), size)
-    for _ in range(size.bit_length() + 1):
-        jump = jump[jump]
-    if (jump != size).any():
+    up = np.where(rows[place] == parent, place, _NONE)
+    if (nearest(up, up < 0)[up >= 0] < 0).any():
         raise NotForColumnsError("spans whose parents run in a circle")
 
 
-def _targets(columns: Columns, look_up: Any) -> dict[tuple[bytes, bytes], int]:
+def _targets(columns: Columns, look_up: Any) -> Codes:
+    links = columns.links
+    found = np.full(len(links.row), _NONE, np.int32)
     places = {trace: n for n, trace in enumerate(columns.traces)}
-    wanted = {
-        (link.trace_id, link.span_id)
-        for links in columns.linked.values()
-        for link in links
-        if link.trace_id in places and len(link.span_id) == 8
-    }
-    if not wanted or not len(columns):
-        return {}
-    listed = sorted(wanted)
-    span = np.array([int.from_bytes(one, "big") for _, one in listed], np.uint64)
-    trace = np.array([places[one] for one, _ in listed], np.int32)
+    place = [places.get(trace, _NONE) if odd is None else _NONE for trace, odd in columns.link_traces]
+    trace = np.array([*place, _NONE], np.int32)[links.trace]
+    known = np.flatnonzero(trace >= 0)
+    if not len(known) or not len(columns):
+        return found
+    span, trace = links.span[known], trace[known]
     if trace.max() < len(columns.traces) - 1:  # the numbers are made for as many traces as there are
         span, trace = np.append(span, np.uint64(0)), np.append(trace, np.int32(len(columns.traces) - 1))
-    rows = look_up(keys_of(span, trace))
-    found = {}
-    for key, row in zip(listed, rows.tolist(), strict=False):
-        if row >= 0:
-            if columns.traces[columns.trace[row]] != key[0] or int(columns.span[row]) != int.from_bytes(key[1], "big"):
-                raise NotForColumnsError("two ids that look alike")
-            found[key] = row
+    rows = look_up(keys_of(span, trace))[: len(known)]
+    span, trace = span[: len(known)], trace[: len(known)]
+    there = rows >= 0
+    known, rows, span, trace = known[there], rows[there], span[there], trace[there]
+    if ((columns.span[rows] != span) | (columns.trace[rows] != trace)).any():
+        raise NotForColumnsError("two ids that look alike")
+    found[known] = rows
     return found

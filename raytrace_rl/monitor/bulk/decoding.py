@@ -6,24 +6,31 @@ that fits none. Here is only found out which records must have the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from raytrace_rl import _decode
+from raytrace_rl.monitor import otlp_parts
+from raytrace_rl.monitor.builder import check_ids
 from raytrace_rl.monitor.bulk.arrays import Bytes, Codes, Ints, Words
+from raytrace_rl.monitor.bulk.coder import Coder
 from raytrace_rl.monitor.bulk.framing import Frames
-from raytrace_rl.monitor.bulk.parts import LATEST_NS, Batch, Coder, Part, Thread, shape_of
-from raytrace_rl.monitor.bulk.templates import MAX_SIZE, NUMBERS, NoTemplateError, Template, groups, varints
+from raytrace_rl.monitor.bulk.link_templates import LinkTemplate
+from raytrace_rl.monitor.bulk.links import LinkCoders, Links, joined_links, links_of
+from raytrace_rl.monitor.bulk.matrices import codes_of, links_in, text_of, words_at
+from raytrace_rl.monitor.bulk.parts import LATEST_NS, Batch, Part, shape_of
+from raytrace_rl.monitor.bulk.templates import MAX_LINKED_SIZE, NUMBERS, NoTemplateError, groups, varints
+from raytrace_rl.monitor.bulk.threads import Threads, made
 from raytrace_rl.monitor.model import Process, SpanRow
 from raytrace_rl.spool import format as fmt
 
 #: Templates that are tried for records of one length, and records from which on a new one is worth it.
 _TEMPLATES: Final = 64
 _WORTH: Final = 16
-#: Rows that are looked at together: what they take stays in the processor's cache.
+#: Rows that are looked at together, and their bytes: what they take stays in the processor's cache.
 _CHUNK: Final = 8192
+_CHUNK_BYTES: Final = 4 << 20
 _NONE: Final = -1
 
 
@@ -31,13 +38,15 @@ class Decoder:
     """Decodes what one process left.
 
     Attributes:
-        errors: Number of the record (of the last ``add``) and what is wrong with it, of those that are no span.
+        errors: Of the records of the last ``add`` that are no span, or hold one that is none: number of the record,
+            where in its content that part starts, how long it is, what is wrong with it.
     """
 
     def __init__(self) -> None:
-        self.errors: list[tuple[int, Exception]] = []
+        self.errors: list[tuple[int, int, int, object]] = []
         self._shapes, self._traces, self._iterations, self._thread_names = Coder(), Coder(), Coder(), Coder()
-        self._templates: dict[int, list[Template]] = {}
+        self._links = LinkCoders()
+        self._templates: dict[int, list[LinkTemplate]] = {}
         self._nobody = Process("")
         self._kept: list[Batch] = []
 
@@ -91,11 +100,11 @@ class Decoder:
         if len(at):
             iteration[at] = codes[inverse]
         thread, threads = self._threads(joined("thread_name", np.int32), *number(NUMBERS[3]))
-        linked: list[tuple[int, Sequence[_decode.Link]]] = []
+        links: list[Links] = []
         before = 0
         for batch, keep in zip(batches, good, strict=True):
-            place = np.cumsum(keep) - 1 + before
-            linked += [(int(place[row]), links) for row, links in sorted(batch.linked.items()) if keep[row]]
+            place = np.where(keep, np.cumsum(keep) - 1 + before, _NONE)
+            links.append(joined_links([*batch.links, links_of(batch.linked, self._links)]).of_rows(place))
             before += int(keep.sum())
         return Part(
             joined("span", np.uint64),
@@ -112,40 +121,37 @@ class Decoder:
             self._iterations.things,
             number(NUMBERS[1]),
             number(NUMBERS[2]),
-            linked,
+            joined_links(links),
+            self._links.traces.things,
+            self._links.nodes.things,
             bool(len(start) and (start.max() >= LATEST_NS or end.max() >= LATEST_NS)),
         )
 
-    def _threads(self, names: Codes, at: Ints, ids: Ints) -> tuple[Codes, list[Thread]]:
+    def _threads(self, names: Codes, at: Ints, ids: Ints) -> tuple[Codes, Threads]:
         """Numbers for pairs of a thread's name and id, and the pairs; ``ids`` are those of the rows ``at``."""
         different, inverse = np.unique(ids, return_inverse=True)
         of_id = np.full(len(names), _NONE, np.int64)
         of_id[at] = inverse
         count = len(different) + 1
         pairs, codes = np.unique((names.astype(np.int64) + 1) * count + of_id + 1, return_inverse=True)
-        told = [None, *self._thread_names.things]
-        known = [None, *different.tolist()]
-        return codes.astype(np.int32), [(told[pair // count], known[pair % count]) for pair in pairs.tolist()]
+        name, thread_id = pairs // count - 1, pairs % count - 1
+        known = thread_id >= 0
+        own_id = np.append(different, 0)[np.where(known, thread_id, _NONE)]
+        return codes.astype(np.int32), made(self._thread_names.things, name, name >= 0, known, own_id)
 
     # -- one by one
 
     def _foreign(self, frames: Frames, at: int) -> list[_decode.Span]:
-        """The spans of a SCOPE_SPANS record, up to the first that is none."""
-        spans: list[_decode.Span] = []
-        try:
-            for span in _decode.scope_spans(frames.payload(at)).spans:
-                _has_ids(span)
-                spans.append(span)
-        except (ValueError, RecursionError) as error:
-            self.errors.append((at, error))
-        return spans
+        """The spans of a SCOPE_SPANS record."""
+        wrong = otlp_parts.Wrong(lambda *part: self.errors.append((at, *part)))
+        return otlp_parts.scope_spans(frames.payload(at), wrong, check_ids).spans
 
     def _single(self, batch: Batch, frames: Frames, record: int, row: int) -> None:
         try:
             span = _decode.span(frames.payload(record))
-            _has_ids(span)
+            check_ids(span)
         except (ValueError, RecursionError) as error:
-            self.errors.append((record, error))
+            self.errors.append((record, 0, int(frames.size[record]), error))
             return
         self._place(batch, row, span)
 
@@ -159,25 +165,25 @@ class Decoder:
         batch.shape[at] = self._shapes.code(shape_of(row))
         for key, value in _numbers(row).items():
             batch.numbers[key][0][at], batch.numbers[key][1][at] = value, True
-        if span.links:
-            batch.linked[at] = span.links
+        batch.linked += [(at, link) for link in span.links]
 
     # -- many at once
 
     def _own(self, batch: Batch, frames: Frames, records: Ints, rows: Ints) -> None:
         size = frames.size[records]
-        order = np.argsort(np.minimum(size, MAX_SIZE + 1).astype(np.uint16), kind="stable")
-        edges = np.flatnonzero(np.diff(np.minimum(size[order], MAX_SIZE + 1))) + 1
+        order = np.argsort(np.minimum(size, MAX_LINKED_SIZE + 1).astype(np.uint16), kind="stable")
+        edges = np.flatnonzero(np.diff(np.minimum(size[order], MAX_LINKED_SIZE + 1))) + 1
         for some in np.split(order, edges):
             if not len(some):
                 continue
             length = int(size[some[0]])
-            if length > MAX_SIZE:
+            if length > MAX_LINKED_SIZE:
                 for at in some.tolist():
                     self._single(batch, frames, int(records[at]), int(rows[at]))
                 continue
-            for begin in range(0, len(some), _CHUNK):
-                chunk = some[begin : begin + _CHUNK]
+            size_of_chunk = min(_CHUNK, max(_WORTH, _CHUNK_BYTES // max(1, length)))
+            for begin in range(0, len(some), size_of_chunk):
+                chunk = some[begin : begin + size_of_chunk]
                 self._alike(batch, frames, records[chunk], rows[chunk], length)
 
     def _alike(self, batch: Batch, frames: Frames, records: Ints, rows: Ints, length: int) -> None:
@@ -195,7 +201,7 @@ class Decoder:
                 break
             else:
                 try:
-                    template = Template(frames.payload(int(records[0])))
+                    template = LinkTemplate(frames.payload(int(records[0])))
                 except NoTemplateError:
                     self._single(batch, frames, int(records[0]), int(rows[0]))
                     records, rows, matrix = records[1:], rows[1:], matrix[1:]
@@ -212,7 +218,9 @@ class Decoder:
         for record, row in zip(records.tolist(), rows.tolist(), strict=True):
             self._single(batch, frames, record, row)
 
-    def _fill(self, batch: Batch, frames: Frames, template: Template, matrix: Bytes, records: Ints, rows: Ints) -> None:
+    def _fill(
+        self, batch: Batch, frames: Frames, template: LinkTemplate, matrix: Bytes, records: Ints, rows: Ints
+    ) -> None:
         place = template.places
 
         def field_of(name: str, kind: str) -> Words:
@@ -257,14 +265,15 @@ class Decoder:
         for key, (at, size) in template.numbers.items():
             batch.numbers[key][0][rows] = varints(matrix, at, size)
             batch.numbers[key][1][rows] = True
-        batch.trace[rows] = _codes(trace, self._traces, bytes)
+        batch.trace[rows] = codes_of(trace, self._traces, bytes)
         if template.thread is not None:
             at, size = template.thread
-            names = np.zeros((len(rows), -(-max(size, 1) // 8) * 8), np.uint8)
-            names[:, :size] = matrix[:, at : at + size]
-            batch.thread_name[rows] = _codes(names.view("<u8"), self._thread_names, lambda raw: raw[:size].decode())
-        if (shapes == _NONE).any():
-            bad = shapes[alike] == _NONE
+            batch.thread_name[rows] = codes_of(words_at(matrix, at, size), self._thread_names, text_of(size))
+        good = shapes[alike] != _NONE
+        if template.links and good.any():
+            batch.links += links_in(template, matrix[good], rows[good], self._links)
+        if not good.all():
+            bad = ~good
             for record, at in zip(records[bad].tolist(), rows[bad].tolist(), strict=True):
                 for _, there in batch.numbers.values():
                     there[at] = False
@@ -272,17 +281,5 @@ class Decoder:
                 self._single(batch, frames, record, at)
 
 
-def _codes(words: Words, coder: Coder, thing: Callable[[bytes], Any]) -> Codes:
-    """Numbers for what is written in each row of words."""
-    alike, examples = groups(words, np.full(words.shape[1], ~np.uint64(0)))
-    codes = np.array([coder.code(thing(words[at].tobytes())) for at in examples.tolist()], np.int32)
-    return codes[alike]
-
-
 def _numbers(row: SpanRow) -> dict[str, int]:
     return {key: value for key in NUMBERS if type(value := row.attributes.get(key)) is int}
-
-
-def _has_ids(span: _decode.Span) -> None:
-    if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id) or not any(span.span_id):
-        raise ValueError("span without a trace id and a span id")

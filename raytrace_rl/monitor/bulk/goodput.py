@@ -11,9 +11,9 @@ import numpy as np
 
 from raytrace_rl.monitor import families, goodput, goodput_lanes
 from raytrace_rl.monitor.bulk.arrays import Codes, Ints, sums
+from raytrace_rl.monitor.bulk.coder import Coder
 from raytrace_rl.monitor.bulk.columns import Columns
-from raytrace_rl.monitor.bulk.intervals import Spans, Timeline, measure, merged, spans_of, timeline, union
-from raytrace_rl.monitor.bulk.parts import Coder
+from raytrace_rl.monitor.bulk.intervals import Timeline, measure, merged, spans_of, timeline, union
 from raytrace_rl.monitor.bulk.rows import ColumnRow
 from raytrace_rl.monitor.model import BUCKETS
 from raytrace_rl.monitor.windows import Windows
@@ -134,16 +134,12 @@ class _ColumnLane(goodput_lanes.Lane):
         by_rank = sums(ranks, until - start, len(BUCKETS)).tolist()
         return dict(zip(BUCKETS, by_rank, strict=True)), sum(by_rank) - union(start, until).total
 
-    def covered(self) -> int:
-        spans = union(self.columns.start[self.rows], self.columns.until[self.rows])
-        return measure(spans_of([self.life]) if self.life[1] > self.life[0] else _EMPTY, *spans)
+    def covered(self, windows: Sequence[Interval]) -> int:
+        return measure(spans_of(windows), *union(self.columns.start[self.rows], self.columns.until[self.rows]))
 
     def time(self, others: Sequence[goodput_lanes.Lane] = ()) -> _ColumnTime:
         lanes = [self, *(lane for lane in others if isinstance(lane, _ColumnLane))]
         return _ColumnTime(merged([self.timelines.counted(lane.number) for lane in lanes]))
-
-
-_EMPTY: Final = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def of_columns(columns: Columns, timelines: Timelines) -> Goodput:
@@ -172,7 +168,8 @@ class _NoLane(goodput_lanes.Lane):
     def tagged(self) -> tuple[dict[str, int], int]:
         return dict.fromkeys(BUCKETS, 0), 0
 
-    def covered(self) -> int:
+    def covered(self, windows: Sequence[Interval]) -> int:
+        del windows
         return 0
 
     def time(self, others: Sequence[goodput_lanes.Lane] = ()) -> goodput_lanes.Time:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, Ranks, running_max
+from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, Ranks, nearest, running_max
 from raytrace_rl.monitor.lanes import Interval
 from raytrace_rl.monitor.model import BUCKETS
 
@@ -171,22 +171,10 @@ def sweep(at: Ints, rank: Codes | Ranks, change: Ranks) -> Timeline:
 
 def _links(node: Mask, start: Ints, parent: Ints, thread: Codes) -> Ints:
     """For each node the nearest node above it, if that is of the same thread, else -1."""
-    size = len(node)
-    nobody = size  # a place for those that have no parent
-    own = np.arange(size)
-    up = np.where((parent >= 0) & (parent != own) & (start[parent] <= start), parent, nobody)
-    jump = np.append(np.where(node, own, up), nobody)
-    stop = np.append(node, True)
-    for _ in range(size.bit_length() + 1):
-        if stop[jump].all():
-            break
-        jump = jump[jump]
-    else:
-        jump[~stop[jump]] = nobody  # parents that run in a circle
+    up = np.where((parent >= 0) & (parent != np.arange(len(node))) & (start[parent] <= start), parent, _NONE)
     nodes = np.flatnonzero(node)
-    above = jump[up[nodes]]
-    thread = np.append(thread, _NONE)
-    return np.where((above < size) & (thread[above] == thread[nodes]), above, _NONE)
+    above = nearest(up, node)[nodes]
+    return np.where((above >= 0) & (thread[above] == thread[nodes]), above, _NONE)
 
 
 class _Blocked(NamedTuple):

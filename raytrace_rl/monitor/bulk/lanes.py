@@ -8,8 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, Words
-from raytrace_rl.monitor.bulk.parts import LATEST_NS, Coder, Part, shape_of
+from raytrace_rl.monitor.bulk.coder import Coder
+from raytrace_rl.monitor.bulk.links import LinkCoders, Links, joined_links, links_of
+from raytrace_rl.monitor.bulk.parts import LATEST_NS, Part, shape_of
 from raytrace_rl.monitor.bulk.templates import NUMBERS
+from raytrace_rl.monitor.bulk.threads import Threads, threads_of
 from raytrace_rl.monitor.model import Process, SpanRow
 
 _NONE: Final = -1
@@ -27,7 +30,7 @@ class Lane:
         parts: Its segments, in their order.
         singles: Rows that came one by one, and whether that was because they were open at the end; the others came
             before the segments.
-        coders: Of the run: of shapes, traces, threads and iterations.
+        coders: Of the run: of shapes, traces, threads, iterations and links.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Lane:
         self.parent: Words = np.concatenate([part.parent for part in parts])
         self.shape = _recoded(parts, "shape", "shapes", coders.shapes)
         self.trace = _recoded(parts, "trace", "traces", coders.traces)
-        self.thread = _recoded(parts, "thread", "threads", coders.threads)
+        self.thread = coders.numbered(parts)
         self.iteration = _recoded(parts, "iteration", "iterations", coders.iterations)
         #: Spans that were open when all had been read; if met elsewhere too, the other one holds.
         self.late: Mask = np.zeros(len(self.start), np.bool_)
@@ -51,9 +54,9 @@ class Lane:
         firsts = np.cumsum([0, *(len(part.span) for part in parts)])
         self.queued = sparse([(part.queued, first) for part, first in zip(parts, firsts, strict=False)])
         self.version = sparse([(part.version, first) for part, first in zip(parts, firsts, strict=False)])
-        self.linked = {
-            int(first) + at: links for part, first in zip(parts, firsts, strict=False) for at, links in part.linked
-        }
+        self.links = joined_links(
+            [coders.recoded(part, int(first)) for part, first in zip(parts, firsts, strict=False)]
+        )
         truncated = np.array([shape.truncated for shape in coders.shapes.things], np.bool_)
         self.duplicates, keep = _once(self, truncated)
         order = np.argsort(self.start[keep], kind="stable")
@@ -64,7 +67,7 @@ class Lane:
             setattr(self, name, getattr(self, name)[order])
         place = np.full(int(order.max()) + 1 if len(order) else 0, _NONE, np.int64)
         place[order] = np.arange(len(order))
-        self.linked = {int(place[at]): links for at, links in self.linked.items() if at < len(place) and place[at] >= 0}
+        self.links = self.links.of_rows(place)
         for name in ("queued", "version"):
             at, values = getattr(self, name)
             there = at < len(place)
@@ -78,7 +81,7 @@ class Lane:
 
 
 def _single_part(rows: Sequence[SpanRow]) -> Part:
-    shapes, traces, threads, iterations = Coder(), Coder(), Coder(), Coder()
+    shapes, traces, iterations, links = Coder(), Coder(), Coder(), LinkCoders()
     numbers = [row.attributes.get(NUMBERS[2]) for row in rows]
     queued = [(n, row.queued_ns) for n, row in enumerate(rows) if row.queued_ns is not None]
     version = [(n, value) for n, value in enumerate(numbers) if type(value) is int]
@@ -102,24 +105,45 @@ def _single_part(rows: Sequence[SpanRow]) -> Part:
         np.array(times[1::2], np.int64),
         codes([shapes.code(shape_of(row)) for row in rows]),
         codes([traces.code(bytes.fromhex(row.trace_id)) for row in rows]),
-        codes([threads.code((row.thread, row.thread_id)) for row in rows]),
+        np.arange(len(rows), dtype=np.int32),
         codes([_NONE if row.iteration is None else iterations.code(row.iteration) for row in rows]),
         shapes.things,
         traces.things,
-        threads.things,
+        threads_of((row.thread, row.thread_id) for row in rows),
         iterations.things,
         pairs(queued),
         pairs(version),
-        [(n, row.links) for n, row in enumerate(rows) if row.links],
+        links_of(((n, link) for n, row in enumerate(rows) for link in row.links), links),
+        links.traces.things,
+        links.nodes.things,
         False,
     )
 
 
 class Coders:
-    """The numbers of shapes, traces, threads and iterations, for all of a run."""
+    """The numbers of shapes, traces, threads, iterations and what links lead to, for all of a run."""
 
     def __init__(self) -> None:
-        self.shapes, self.traces, self.threads, self.iterations = Coder(), Coder(), Coder(), Coder()
+        self.shapes, self.traces, self.iterations = Coder(), Coder(), Coder()
+        self.links = LinkCoders()
+        self.threads: list[Threads] = []
+        self._threads = 0
+
+    def numbered(self, parts: Sequence[Part]) -> Codes:
+        """Returns numbers for the threads of parts; those of different parts are not compared."""
+        arrays = []
+        for part in parts:
+            arrays.append(part.thread + np.int32(self._threads))
+            self._threads += len(part.threads)
+            self.threads.append(part.threads)
+        return np.concatenate(arrays)
+
+    def recoded(self, part: Part, first: int) -> Links:
+        """Returns the links of a part by the numbers of the run, its spans' rows from ``first`` on."""
+        links = part.links
+        traces = np.array([*map(self.links.traces.code, part.link_traces)], np.int32)
+        nodes = np.array([*map(self.links.nodes.code, part.nodes), _NONE], np.int32)  # -1 leads to the last
+        return links._replace(row=links.row + first, trace=traces[links.trace], node=nodes[links.node])
 
 
 def _recoded(parts: Sequence[Part], column: str, things: str, coder: Coder) -> Codes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,7 +9,9 @@ import numpy as np
 
 from raytrace_rl import semconv
 from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Words
+from raytrace_rl.monitor.bulk.links import Links, Trace
 from raytrace_rl.monitor.bulk.templates import NUMBERS
+from raytrace_rl.monitor.bulk.threads import Threads
 
 if TYPE_CHECKING:
     from raytrace_rl import _decode
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 #: A time beyond is no time; with such a one in it a run is read row by row.
 LATEST_NS: Final = 1 << 62
 _NONE: Final = -1
-
-
-#: Name and id, as far as they are there.
-Thread = tuple[str | None, int | None]
 
 
 class Shape(NamedTuple):
@@ -51,22 +48,6 @@ def shape_of(row: SpanRow) -> Shape:
     )
 
 
-class Coder:
-    """Gives things numbers, in the order in which they come up."""
-
-    def __init__(self) -> None:
-        self.things: list[Any] = []
-        self._codes: dict[Any, int] = {}
-
-    def code(self, thing: Any) -> int:
-        """Returns the number of a thing."""
-        found = self._codes.get(thing)
-        if found is None:
-            found = self._codes[thing] = len(self.things)
-            self.things.append(thing)
-        return found
-
-
 @dataclass(slots=True)
 class Part:
     """Spans as columns, in the order in which they were read.
@@ -74,10 +55,10 @@ class Part:
     Attributes:
         span, parent: Ids as numbers; a parent of 0 is none, or none that a span could have.
         start, end: ns since the epoch; ``end`` is 0 while it is open.
-        shape, trace, thread, iteration: Places in ``shapes``, ``traces``, ``threads`` (name and id of each) and
-            ``iterations``; -1 for no iteration.
+        shape, trace, thread, iteration: Places in ``shapes``, ``traces``, ``threads`` and ``iterations``; -1
+            for no iteration.
         queued, version: Row and value of ``rl.queued_ns`` and ``rl.weight_version``, where they are there.
-        linked: Row and links of the spans that have any.
+        links, link_traces, nodes: What they link to, and the traces and nodes that these are of.
         absurd: There is a time that no clock shows.
     """
 
@@ -91,17 +72,23 @@ class Part:
     iteration: Codes
     shapes: list[Shape]
     traces: list[bytes]
-    threads: list[Thread]
+    threads: Threads
     iterations: list[int]
     queued: tuple[Ints, Ints]
     version: tuple[Ints, Ints]
-    linked: list[tuple[int, Sequence[_decode.Link]]]
+    links: Links
+    link_traces: list[Trace]
+    nodes: list[str]
     absurd: bool
 
 
 @dataclass(slots=True)
 class Batch:
-    """The columns of one lot of records; a row that is no span has shape -1."""
+    """The columns of one lot of records; a row that is no span has shape -1.
+
+    Attributes:
+        links, linked: What they link to, and such links as were decoded one by one; each with its row.
+    """
 
     size: int
 
@@ -114,7 +101,8 @@ class Batch:
         self.trace = np.zeros(self.size, np.int32)
         self.thread_name = np.full(self.size, _NONE, np.int32)
         self.numbers = {key: (np.zeros(self.size, np.int64), np.zeros(self.size, np.bool_)) for key in NUMBERS}
-        self.linked: dict[int, Sequence[_decode.Link]] = {}
+        self.links: list[Links] = []
+        self.linked: list[tuple[int, _decode.Link]] = []
 
     span: Words = field(init=False)
     parent: Words = field(init=False)
@@ -124,4 +112,5 @@ class Batch:
     trace: Codes = field(init=False)
     thread_name: Codes = field(init=False)
     numbers: dict[str, tuple[Any, Any]] = field(init=False)
-    linked: dict[int, Sequence[_decode.Link]] = field(init=False)
+    links: list[Links] = field(init=False)
+    linked: list[tuple[int, _decode.Link]] = field(init=False)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from raytrace_rl import _decode_logs, _decode_metrics
-from raytrace_rl.monitor import spool_files
+from raytrace_rl.monitor import otlp_parts, spool_files
 from raytrace_rl.monitor.builder import Builder
 from raytrace_rl.monitor.bulk import clocks
+from raytrace_rl.monitor.bulk.arrays import give_back_at_once
 from raytrace_rl.monitor.bulk.columns import Columns
 from raytrace_rl.monitor.bulk.decoding import Decoder
 from raytrace_rl.monitor.bulk.framing import SegmentFile
@@ -69,21 +69,21 @@ def _read_segment(path: str, final: bool) -> _Segment:
     for frames in file.frames():
         decoder.add(frames)
         span = (frames.kind == fmt.Kind.SPAN) | (frames.kind == fmt.Kind.SCOPE_SPANS)
-        ended += int(span.sum()) - len(decoder.errors)
-        wrong: list[tuple[int, Exception]] = list(decoder.errors)
+        ended += int(span.sum()) - len({at for at, *_ in decoder.errors})
+        wrong: list[tuple[int, int, int, object]] = list(decoder.errors)
         for at in np.flatnonzero(~span).tolist():
             kind = int(frames.kind[at])
             if kind not in {fmt.Kind.METRICS, fmt.Kind.LOGS}:
                 others.append(Record(kind, frames.payload(at), int(frames.offset[at])))
                 continue
-            try:  # the report has no use for them, but says if one is damaged
-                decode: Any = _decode_metrics.scope_metrics if kind == fmt.Kind.METRICS else _decode_logs.scope_logs
-                decode(frames.payload(at))
-            except (ValueError, RecursionError) as error:
-                wrong.append((at, error))
-        for at, what in sorted(wrong, key=lambda one: one[0]):
-            reason = f"content of a record of kind {int(frames.kind[at])}: {what}"
-            damage.append(Damage(path, int(frames.offset[at]), int(frames.size[at]), reason, "payload"))
+            # The report has no use for them, but says if one is damaged.
+            decode: Any = otlp_parts.scope_metrics if kind == fmt.Kind.METRICS else otlp_parts.scope_logs
+            parts: list[tuple[int, int, object]] = []
+            decode(frames.payload(at), otlp_parts.Wrong(lambda *part, parts=parts: parts.append(part)))
+            wrong += [(at, *part) for part in parts]
+        for at, begin, length, why in sorted(wrong, key=lambda one: one[0]):
+            kind, offset, size = (int(of[at]) for of in (frames.kind, frames.offset, frames.size))
+            damage.append(spool_files.rubbish(path, kind, offset, size, (begin, length, why)))
     return _Segment(decoder.part(), others, damage, file.damage, file.header, file.last_offset, ended)
 
 
@@ -185,6 +185,7 @@ def read(path: str | os.PathLike[str], progress: Progress | None = None, *, alig
         UnreadableRunError: Nothing is there to read.
         NotForColumnsError: It has to be read row by row.
     """
+    give_back_at_once()
     path = Path(path)
     builder = _Builder(str(path))
     coders = Coders()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raytrace_rl.monitor.bulk.columns import Columns
-from raytrace_rl.monitor.bulk.parts import Shape, Thread
+from raytrace_rl.monitor.bulk.parts import Shape
+from raytrace_rl.monitor.bulk.threads import Thread
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.model import Process
@@ -49,8 +52,7 @@ class ColumnRow:
 
     @property
     def _thread(self) -> Thread:
-        found: Thread = self._columns.threads[self._columns.thread[self.at]]
-        return found
+        return self._columns.threads.thread(int(self._columns.thread[self.at]))
 
     @property
     def thread(self) -> str | None:
@@ -106,9 +108,10 @@ class ColumnRow:
         return (f"{int(self._columns.span[at]):016x}" if at >= 0 else "0" * 16) if self.shape.has_parent else None
 
     @property
-    def links(self) -> Any:
-        """Its links."""
-        return self._columns.linked.get(self.at, ())
+    def links(self) -> range:
+        """Numbers of its links, which stand for them."""
+        first, last = np.searchsorted(self._columns.links.row, (self.at, self.at + 1)).tolist()
+        return range(first, last)
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -23,51 +22,9 @@ from raytrace_rl.monitor.bulk.arrays import (
     sums_between,
 )
 from raytrace_rl.monitor.bulk.cells import Cells
-from raytrace_rl.monitor.bulk.rows import ColumnRow
+from raytrace_rl.monitor.bulk.paths import Paths
 from raytrace_rl.monitor.bulk.tree import ColumnTree
-from raytrace_rl.monitor.critical_path import Segment, path
 from raytrace_rl.monitor.stragglers import LEAST, LEAST_SPANS, Excess, Ranks
-
-
-class Paths(Sequence[list[Segment]]):
-    """The critical path of each step: kept as arrays, for there may be millions of stretches.
-
-    Args:
-        tree: The run.
-        last_to_come: As `critical_path.path` takes it.
-
-    Attributes:
-        start, end: Of each stretch, ns since the epoch.
-        row: The row that it is in.
-    """
-
-    def __init__(self, tree: ColumnTree, last_to_come: Callable[[ColumnRow], ColumnRow | None]) -> None:
-        self._columns = tree.columns
-        start, end, rows, bounds = array("q"), array("q"), array("i"), array("q", [0])
-        for step in tree.steps:
-            segments: Any = path(tree, step, last_to_come)  # type: ignore[arg-type]
-            start.extend([segment.start_ns for segment in segments])
-            end.extend([segment.end_ns for segment in segments])
-            rows.extend([segment.row.at for segment in segments])
-            bounds.append(len(rows))
-            tree.forget()
-        self.start: Ints = np.array(start, np.int64)
-        self.end: Ints = np.array(end, np.int64)
-        self.row: Codes = np.array(rows, np.int32)
-        self._bounds = bounds
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        some = slice(self._bounds[number], self._bounds[number + 1])
-        made: dict[int, Any] = {}
-        segments = []
-        listed = self.start[some].tolist(), self.end[some].tolist(), self.row[some].tolist()
-        for start, end, at in zip(*listed, strict=True):
-            row = made.get(at) or made.setdefault(at, ColumnRow(self._columns, at))
-            segments.append(Segment(start, end, row))
-        return segments
 
 
 class Steps(Cells):
@@ -84,11 +41,7 @@ class Steps(Cells):
     def __init__(self, tree: ColumnTree) -> None:
         super().__init__(tree)
         self.met = set(np.unique(self.meeting.name).tolist())
-        self.paths = Paths(tree, self._last_to_come)
-
-    def _last_to_come(self, row: ColumnRow) -> ColumnRow | None:
-        at = self._last(row.at)
-        return self.tree.row(at) if at >= 0 else None
+        self.paths = Paths(tree, self.last_to_come())
 
     # -- who is slow
 
@@ -136,6 +89,7 @@ class Steps(Cells):
         name, step, rank, values = name[order], step[order], rank[order], values[order]
         typical = medians_of_others(runs(name * max(1, len(self.tree.steps)) + step), values)
         excess = values if kind == "late" else values - typical
+        slowest = _among_slowest(name * max(1, len(self.tree.steps)) + step, values)
         ranks_of: dict[int, int] = {}
         order = np.lexsort((step, rank, name))
         places = runs(name[order] * len(self.ranks) + rank[order])
@@ -143,7 +97,7 @@ class Steps(Cells):
         for one in name[first].tolist():
             ranks_of[one] = ranks_of.get(one, 0) + 1
         long = np.diff(places) >= LEAST
-        compared = _Compared(places, excess[order], typical[order])
+        compared = _Compared(places, excess[order], typical[order], [of_part[order] for of_part in slowest])
         nodes = self._first_nodes()
         for at in np.flatnonzero(long).tolist():
             group, span = self.names[int(name[first[at]])]
@@ -181,9 +135,8 @@ class Steps(Cells):
         by_name = runs(name)
         typical = medians_of_others(by_name, of_cell)
         ranks = np.repeat(np.diff(by_name), np.diff(by_name))
-        compared = _Compared(
-            cells.bounds, lengths - np.repeat(typical, np.diff(cells.bounds)), np.repeat(typical, np.diff(cells.bounds))
-        )
+        of_group = np.repeat(typical, np.diff(cells.bounds))
+        compared = _Compared(cells.bounds, lengths - of_group, of_group, [lengths > of_group])
         for at in np.flatnonzero((np.diff(cells.bounds) >= LEAST_SPANS) & (ranks > 1)).tolist():
             group, span = self.names[int(name[at])]
             rows = cells.rows[cells.bounds[at] : cells.bounds[at + 1]]
@@ -206,21 +159,34 @@ class Steps(Cells):
     def phases(self) -> list[dict[str, Any]]:
         """As `step_times.phases`."""
         tree, columns = self.tree, self.tree.columns
+        step, rows = self.own_children
+        at = tree.step_rows[step]
+        begin = np.maximum(columns.start[rows], columns.start[at])
+        length = np.maximum(0, np.minimum(columns.until[rows], columns.until[at]) - begin)
+        key = self._name[columns.shape[rows]].astype(np.int64) * max(1, len(tree.steps)) + step
+        order = np.argsort(key, kind="stable")
+        bounds = runs(key[order])
+        summed = sums_between(bounds, length[order])
+        name, of_step = np.divmod(key[order[bounds[:-1]]], max(1, len(tree.steps)))
+        of_name = runs(name)
         spent: dict[str | None, dict[int, int]] = {}
-        rest = tree.self_ns[tree.step_rows].tolist()
-        for number, at in enumerate(tree.step_rows.tolist()):
-            rows = tree.child_rows(at)
-            rows = rows[columns.lane[rows] == columns.lane[at]]
-            begin, end = (
-                np.maximum(columns.start[rows], columns.start[at]),
-                np.minimum(columns.until[rows], columns.until[at]),
-            )
-            names = self._name[columns.shape[rows]]
-            for code in np.unique(names).tolist():
-                length = int(np.maximum(0, end - begin)[names == code].sum())
-                spent.setdefault(self.names_of(code), {})[number] = length
-            spent.setdefault(None, {})[number] = rest[number]
+        for first, end in zip(of_name[:-1].tolist(), of_name[1:].tolist(), strict=True):
+            by_step = zip(of_step[first:end].tolist(), summed[first:end].tolist(), strict=True)
+            spent[self.names_of(int(name[first]))] = dict(by_step)
+        if tree.steps:
+            spent[None] = dict(enumerate(tree.self_ns[tree.step_rows].tolist()))
         return step_times.phase_entries(tree.steps, spent)  # type: ignore[arg-type]
+
+    @cached_property
+    def own_children(self) -> tuple[Ints, Codes]:
+        """The children of steps in the steps' own processes: the numbers of their steps, in order, and their rows."""
+        tree, columns = self.tree, self.tree.columns
+        first, count = tree.first_child[tree.step_rows].astype(np.int64), tree.child_counts[tree.step_rows]
+        step = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(step)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+        rows = tree.every_child[place]
+        own = columns.lane[rows] == columns.lane[tree.step_rows[step]]
+        return step[own], rows[own]
 
     def names_of(self, code: int) -> str:
         """The span name of a number."""
@@ -259,10 +225,29 @@ class Steps(Cells):
         return step_times.first_step(tree, by_name)  # type: ignore[arg-type]
 
 
+def _among_slowest(groups: Ints, values: Reals) -> list[Mask]:
+    """For each of `noise.PARTS` whether a value is among the largest of that part of its group; groups ascend."""
+    order = np.lexsort((values, groups))
+    same = np.diff(runs(groups))
+    size, end = np.repeat(same, same), np.repeat(np.cumsum(same), same)
+    equal = _runs_of_pairs(groups[order], values[order])
+    place = np.empty(len(values), np.int64)
+    place[order] = end - np.repeat(equal[:-1], np.diff(equal))
+    return [place * part <= size for part in noise.PARTS]
+
+
+def _runs_of_pairs(groups: Ints, values: Reals) -> Ints:
+    """As `runs`, of pairs."""
+    if not len(groups):
+        return np.zeros(1, np.int64)
+    edges = np.flatnonzero((groups[1:] != groups[:-1]) | (values[1:] != values[:-1])) + 1
+    return np.concatenate(([0], edges, [len(groups)])).astype(np.int64)
+
+
 class _Compared:
     """Values by group, and what they say of it."""
 
-    def __init__(self, bounds: Ints, excess: Reals, typical: Reals) -> None:
+    def __init__(self, bounds: Ints, excess: Reals, typical: Reals, slowest: Sequence[Mask]) -> None:
         self._size = np.diff(bounds)
         groups = lengths_to_groups(bounds)
         self._middle = medians(bounds, excess[in_order(bounds, excess)])
@@ -271,10 +256,12 @@ class _Compared:
         known = np.nan_to_num(typical)
         self._typical = medians(bounds, known[in_order(bounds, known)])
         self._often = np.add.reduceat(excess > 0, bounds[:-1], dtype=np.int64)
+        self._slowest = np.stack([np.add.reduceat(of_part, bounds[:-1], dtype=np.int64) for of_part in slowest])
 
     def excess(self, at: int, name: str, kind: str, *, in_steps: bool) -> Excess:
         """Returns what the group number ``at`` says."""
         size, middle = int(self._size[at]), float(self._middle[at])
         score = noise.score(middle, noise.of_deviation(float(self._deviation[at]), size))
         typical = 0.0 if kind == "late" else float(self._typical[at])
-        return Excess(name, kind, middle, typical, score, int(self._often[at]) / size, size, in_steps=in_steps)
+        often, slowest = int(self._often[at]) / size, tuple(self._slowest[:, at].tolist())
+        return Excess(name, kind, middle, typical, score, often, size, in_steps=in_steps, slowest=slowest)

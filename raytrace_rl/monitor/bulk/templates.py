@@ -15,11 +15,14 @@ from raytrace_rl import _decode, semconv
 from raytrace_rl.integrations._trajectories import RL_WEIGHT_VERSION_ATTR
 from raytrace_rl.monitor.bulk.arrays import Bytes, Ints, Mask, Words
 
-#: A longer record is decoded by itself.
+#: A longer record is decoded by itself; where links are taken apart, one that is longer than the second.
 MAX_SIZE: Final = 4096
+MAX_LINKED_SIZE: Final = 16384
 _WORD: Final = 8
 #: Odd multipliers, one a word, that make a hash of a record's shape.
-_MIX: Final = np.random.Generator(np.random.PCG64(7)).integers(1, 1 << 63, MAX_SIZE // 8, np.uint64) | np.uint64(1)
+_MIX: Final = np.random.Generator(np.random.PCG64(7)).integers(1, 1 << 63, MAX_LINKED_SIZE // 8, np.uint64) | np.uint64(
+    1
+)
 _TOP: Final = 0x80
 _ALL: Final = 0xFF
 
@@ -95,7 +98,7 @@ class Template:
         data, pos = self._record, 0
         while pos < len(data):
             tag = data[pos]
-            if tag in {_EVENT, _LINK}:
+            if tag == _EVENT:
                 raise NoTemplateError
             wire = tag & 7
             if wire == 2 and tag < 128:
@@ -125,11 +128,23 @@ class Template:
             self.places[name[0]] = begin
         elif tag == 0x4A:
             self._attribute(begin, stop)
+        elif tag == _LINK:
+            self._link(begin, stop)
         else:
             self._shape[begin:stop] = _ALL
 
-    def _attribute(self, begin: int, stop: int) -> None:
-        """A key, then a value, as every encoder writes them."""
+    def _link(self, begin: int, stop: int) -> None:
+        """Takes a link apart."""
+        del begin, stop
+        raise NoTemplateError
+
+    def _varint(self, value: int, stop: int) -> None:
+        """An integer that may be any other of its length."""
+        self._keep(value, value + 1)
+        self._same[value + 1 : stop] = _TOP
+
+    def _key(self, begin: int, stop: int) -> tuple[str, int]:
+        """The key of an attribute, and where its value is: a key, then a value, as every encoder writes them."""
         data = self._record
         if begin == stop or data[begin] != 0x0A:
             raise NoTemplateError
@@ -139,14 +154,17 @@ class Template:
         value, value_stop = _length(data, key_stop + 1)
         if value_stop != stop or value == stop:
             raise NoTemplateError
-        key = data[key_begin:key_stop].decode()
+        return data[key_begin:key_stop].decode(), value
+
+    def _attribute(self, begin: int, stop: int) -> None:
+        data = self._record
+        key, value = self._key(begin, stop)
         self.numbers.pop(key, None)
         self.thread = None if key == _THREAD_NAME else self.thread
         self._keep(begin, value)
         sort = data[value]
         if sort == 0x18 and _after(data, value) == stop and (key not in _SHAPE or key in NUMBERS):
-            self._keep(value, value + 1)
-            self._same[value + 1 : stop] = _TOP
+            self._varint(value, stop)
             if key in NUMBERS:
                 self.numbers[key] = value + 1, stop - value - 1
         elif sort == 0x21 and stop - value == 9 and key not in _SHAPE:

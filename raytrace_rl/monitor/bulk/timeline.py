@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from raytrace_rl.monitor import tracks as of_rows
-from raytrace_rl.monitor.bulk.arrays import Codes, Ints
+from raytrace_rl.monitor.bulk.arrays import Codes, Ints, nearest
 from raytrace_rl.monitor.bulk.columns import Columns
 from raytrace_rl.monitor.bulk.goodput import Timelines
 from raytrace_rl.monitor.bulk.rows import ColumnRow
@@ -114,7 +114,7 @@ class _Drawing:
         different, inverse = np.unique(of_row, return_inverse=True)
         first = np.zeros(len(different), np.int64)
         for number_of, code in enumerate(different.tolist()):
-            name, thread_id = columns.threads[code]
+            name, thread_id = columns.threads.thread(code)
             thread = thread_id or 0
             if thread not in firsts:
                 firsts[thread] = len(listed)
@@ -138,17 +138,8 @@ class _Drawing:
         thread = self.thread[columns.thread[rows]]
         real = (parent >= 0) & (parent < size)
         real &= thread[np.where(real, parent, 0)] == thread
-        up = np.append(np.where(real, parent, size), size)
-        stop = np.append(place >= 0, True)
-        jump = np.where(stop, np.arange(size + 1), up)
-        for _ in range(size.bit_length() + 1):
-            if stop[jump].all():
-                break
-            jump = jump[jump]
-        else:
-            jump[~stop[jump]] = size
-        found = jump[up[:-1]]
-        return np.where(found < size, found, _NONE)
+        found: Ints = nearest(np.where(real, parent, _NONE), place >= 0)
+        return found
 
     def _blocks(self, row: _Row, at: Ints) -> None:
         """Sums up the short spans of a row, which come in the order of their start, bin by bin."""

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, running_max, sums
+from raytrace_rl.monitor.bulk.arrays import Codes, Ints, Mask, nearest, running_max, sums
 from raytrace_rl.monitor.bulk.columns import Columns
 from raytrace_rl.monitor.bulk.rows import ColumnRow
 from raytrace_rl.monitor.tree import Complete, Lane, lane_of
 
 if TYPE_CHECKING:
-    from raytrace_rl._decode import Link
     from raytrace_rl.monitor.model import Process, Run
 
 _STEP: Final = "step"
@@ -34,6 +33,7 @@ class ColumnTree:
         steps: Its complete steps.
         step_rows: Their rows.
         owner: Of each span the number of the step that it is below, -1 for none.
+        links_by_step: The numbers of links by the step that their span is, or is below; and where those of each begin.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -48,12 +48,7 @@ class ColumnTree:
         self.steps = [ColumnRow(columns, at) for at in self.step_rows.tolist()]
         self._step_of = {step.at: step for step in self.steps}
         self._self_ns: Ints | None = None
-        self._linked: dict[int, list[int]] = {}
-        for at in columns.linked:
-            self._linked.setdefault(int(self.owner[at]), []).append(at)
-        for number, at in enumerate(self.step_rows.tolist()):
-            if at in columns.linked:
-                self._linked.setdefault(number, []).append(at)
+        self.links_by_step = self._links_by_step()
         self._numbers = {id(step): number for number, step in enumerate(self.steps)}
 
     def row(self, at: int) -> ColumnRow:
@@ -81,19 +76,28 @@ class ColumnTree:
             yield self.row(at)
             at = int(self.columns.parent[at])
 
-    def target(self, link: Link) -> ColumnRow | None:
-        """Returns the span that a link leads to, None where it is not in the run."""
-        at = self.columns.targets.get((link.trace_id, link.span_id))
-        return None if at is None else self.row(at)
-
-    def linking(self) -> list[ColumnRow]:
-        """Returns the spans that link to others, in the order of their start."""
-        rows = np.array([*self.columns.linked], np.int64)
-        return [self.row(at) for at in self.columns.in_order(rows).tolist()]
+    def target(self, link: int) -> ColumnRow | None:
+        """Returns the span that a link leads to, by the number of the link; None where it is not in the run."""
+        at = int(self.columns.link_target[link])
+        return None if at < 0 else self.row(at)
 
     def linking_below(self, step: ColumnRow) -> Iterator[ColumnRow]:
         """Yields the step and the spans below it, those of them that link to others."""
-        return map(self.row, self._linked.get(self._numbers[id(step)], ()))
+        number = self._numbers[id(step)]
+        every, bounds = self.links_by_step
+        links = every[bounds[number] : bounds[number + 1]]
+        return map(self.row, np.unique(self.columns.links.row[links]).tolist())
+
+    def _links_by_step(self) -> tuple[Ints, Ints]:
+        rows = self.columns.links.row
+        step = self.owner[rows]
+        order = np.argsort(self.step_rows)
+        if len(order):
+            place = order[np.minimum(np.searchsorted(self.step_rows, rows, sorter=order), len(order) - 1)]
+            step = np.where(self.step_rows[place] == rows, place, step)
+        links = np.flatnonzero(step >= 0)
+        links = links[np.argsort(step[links], kind="stable")]
+        return links, np.searchsorted(step[links], np.arange(len(self.step_rows) + 1))
 
     def lane(self, process: Process) -> Lane:
         """Returns `lane_of` a process of the run, remembered."""
@@ -105,6 +109,21 @@ class ColumnTree:
     def child_rows(self, at: int) -> Codes:
         """Returns the rows of a span's children, in the order of their start."""
         return self._children[self._first[at] : self._first[at + 1]]
+
+    @property
+    def first_child(self) -> Codes:
+        """Where the children of each span begin in `every_child`."""
+        return self._first[:-1]
+
+    @property
+    def child_counts(self) -> Codes:
+        """How many children each span has."""
+        return np.diff(self._first)
+
+    @property
+    def every_child(self) -> Codes:
+        """The rows of all that have a parent in the run, by that and by their start."""
+        return self._children
 
     def unended(self) -> list[ColumnRow]:
         """Returns the spans that are open, or were when their process ended, in the order of their start."""
@@ -230,36 +249,24 @@ def _steps(columns: Columns) -> tuple[Ints, Codes]:
     size = len(columns)
     step_shape = np.array([shape.span_group == _STEP for shape in columns.shapes], np.bool_)
     is_step = step_shape[columns.shape]
-    # Where the parents lead: to the nearest span of group step, or to the place behind the last.
-    jump = np.append(np.where(columns.parent >= 0, columns.parent, size), size).astype(np.int32)
-    up = jump.copy()
-    stop = np.append(is_step, True)
-    own = np.arange(size + 1, dtype=np.int32)
-    jump = np.where(stop, own, jump)
-    for _ in range(size.bit_length() + 1):
-        if stop[jump].all():
-            break
-        jump = jump[jump]
-    else:
-        jump[~stop[jump]] = size  # parents that run in a circle
-    nearest = jump[up[:-1]]
-    # Steps are few: which of them is the outermost is looked up one by one.
+    step_above = nearest(columns.parent, is_step)
+    # Steps inside of steps are few: which of them is the outermost is looked up one by one.
     rows = np.flatnonzero(is_step)
-    above = {at: int(nearest[at]) for at in rows.tolist() if nearest[at] < size and int(nearest[at]) != at}
+    own = step_above[rows]
+    inside = (own >= 0) & (own != rows)
+    above = dict(zip(rows[inside].tolist(), own[inside].tolist(), strict=True))
     whole = np.array([not shape.truncated for shape in columns.shapes], np.bool_)[columns.shape[rows]]
     whole &= ~columns.opened[rows]
-    steps = columns.in_order(
-        np.array([at for at, good in zip(rows.tolist(), whole, strict=True) if good and at not in above], np.int64)
-    )
-    number = {at: n for n, at in enumerate(steps.tolist())}
+    steps = columns.in_order(rows[whole & ~inside])
     of_step = np.full(size + 1, _NONE, np.int32)
-    for at in rows.tolist():
+    of_step[steps] = np.arange(len(steps), dtype=np.int32)
+    for at in above:
         seen = {at}
         top = at
         while top in above and above[top] not in seen:
             top = above[top]
             seen.add(top)
-        of_step[at] = number.get(top, _NONE) if top not in above else _NONE
-    owner = of_step[nearest]
+        of_step[at] = _NONE if top in above else of_step[top]
+    owner = of_step[step_above]  # of -1, that is none, the last
     owner[steps] = _NONE  # a step that its own parents lead back to is not below itself
     return steps, owner

@@ -20,12 +20,54 @@ function goodputBar(title, view, whole) {
 function drawGoodput() {
   const { job, fleet, sum } = report.goodput;
   const place = byId("goodput");
-  place.append(goodputBar(job ? `Job: ${percent(job.goodput)} of ${seconds(job.wall_s)}` : "Job", job, job && job.wall_s));
+  place.append(goodputBar(job ? `Job: ${job.no_goodput ?? percent(job.goodput)} of ${seconds(job.wall_s)}${job.excluded_s ? `, ${seconds(job.excluded_s)} left out` : ""}` : "Job", job, job && job.wall_s));
   const unit = fleet && (fleet.unit === "gpu" ? "GPUs" : "worker lanes");
-  place.append(goodputBar(fleet ? `Fleet: ${percent(fleet.goodput)} of ${seconds(fleet.gpu_s)}, ${fleet.units} ${unit}` : "Fleet",
+  place.append(goodputBar(fleet ? `Fleet: ${fleet.no_goodput ?? percent(fleet.goodput)} of ${seconds(fleet.gpu_s)}, ${fleet.units} ${unit}` : "Fleet",
     fleet, fleet && fleet.gpu_s));
   const all = sum.productive_s + sum.overhead_s + sum.idle_s + sum.wasted_s;
   if (all) place.append(goodputBar(`Sum of spans: ${seconds(all)}, of which ${seconds(sum.overlap_s)} overlap`, sum, all));
+}
+
+// The job view window by window: what each was spent on, what was left out of it blank.
+function drawWindows() {
+  const { windows } = report.goodput;
+  if (!windows.length) return;
+  const width = 1200, height = 120, bottom = 20, left = 60;
+  const begin = windows[0].start_ns, whole = windows[windows.length - 1].end_ns - begin || 1;
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": "goodput of each window" });
+  const across = (time) => left + (time / whole) * (width - left);
+  const label = (text, x, y, anchor) => {
+    const made = drawing("text", { x, y, "text-anchor": anchor });
+    made.textContent = text;
+    svg.append(made);
+  };
+  const told = (one) => one.no_goodput ?? percent(one.goodput);
+  for (const one of windows) {
+    const since = (one.start_ns - begin) / 1e9, until = (one.end_ns - begin) / 1e9;
+    const x = across(one.start_ns - begin), wide = across(one.end_ns - begin) - x;
+    const group = drawing("g", {});
+    const length = until - since || 1;
+    let y = height - bottom;
+    for (const name of PARTS) {
+      const size = (one[`${name}_s`] / length) * (height - bottom - 8);
+      y -= size;
+      if (size > 0) group.append(drawing("rect", { x, y, width: Math.max(0.5, wide - (wide > 3 ? 1 : 0)), height: size, style: `fill:${color(name)}` }));
+    }
+    const lines = [`${seconds(since)} to ${seconds(until)}: goodput ${told(one)}`,
+      ...PARTS.filter((name) => one[`${name}_s`] > 0).map((name) => `${name} ${seconds(one[`${name}_s`])}`),
+      ...(one.excluded_s ? [`left out ${seconds(one.excluded_s)}`] : [])];
+    group.addEventListener("mousemove", (event) => showTip(event, lines.join("\n")));
+    group.addEventListener("mouseleave", hideTip);
+    svg.append(group);
+  }
+  label("100%", left - 6, 16, "end");
+  label("0", left - 6, height - bottom, "end");
+  label("0s", left, height - 6, "start");
+  label(seconds(whole / 1e9), width, height - 6, "end");
+  byId("goodput").append(element("h3", {}, `Job, in ${count(windows.length)} windows since it began`), svg,
+    table([["from", "number"], ["to", "number"], ["goodput", "number"], ...PARTS.map((name) => [name, "number"]), ["left out", "number"]],
+      windows.map((one) => [seconds((one.start_ns - begin) / 1e9), seconds((one.end_ns - begin) / 1e9), told(one),
+        ...PARTS.map((name) => seconds(one[`${name}_s`])), seconds(one.excluded_s)]), 12));
 }
 
 const PHASE_COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#bab0ac"];

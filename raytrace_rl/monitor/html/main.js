@@ -115,6 +115,7 @@ theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 drawHead();
 drawFindings();
 drawGoodput();
+drawWindows();
 const timeline = new Timeline();
 painters.push(() => timeline.draw());
 drawSteps((start, length) => { timeline.zoomTo(start, length); byId("timeline").scrollIntoView(); });
