@@ -21,7 +21,7 @@ SUITES: Final = {
     "startup": 300,
     "stalls": 300,
     "calls": 600,
-    "demo": 600,
+    "demo": 1200,
     "relay": 600,
     "monitor": 1200,
 }
