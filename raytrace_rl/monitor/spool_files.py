@@ -151,15 +151,32 @@ class ProcessReader:
                 last = record.offset
                 ended += self._take(path, record)
             header = cursor.header
-            if header is None or number is None:
-                self._damaged(cursor.damage)
-            else:
-                self._damaged(self.last_damage)
-                self.last_damage, self.last_offset = list(cursor.damage), last
+            if number is not None:
+                self._settle(path, header, cursor.damage, last, ended)
+                return
+            self._damaged(cursor.damage)
+        if header is not None:
+            self.headers.append(header)
+
+    def _settle(
+        self, path: str, header: fmt.Header | None, damage: Iterable[Damage], last_offset: int, ended: int
+    ) -> None:
+        """Notes what a segment that was read through says of itself.
+
+        Args:
+            path: Of the segment.
+            header: Of it; None if it cannot be read.
+            damage: What is damaged in it.
+            last_offset: Of its last whole record, -1 if there is none.
+            ended: Span records in it that can be read.
+        """
         if header is None:
+            self._damaged(damage)
             return
+        self._damaged(self.last_damage)
+        self.last_damage, self.last_offset = list(damage), last_offset
         self.headers.append(header)
-        if number is not None and header.sealed and ended < header.span_count:
+        if header.sealed and ended < header.span_count:
             reason = f"sealed with {header.span_count} span records, {ended} of them can be read"
             self.builder.damage(Damage(path, 0, 0, reason, "count", header.span_count - ended))
 

@@ -142,19 +142,7 @@ class _ProcessReader(spool_files.ProcessReader):
                 raise NotForColumnsError("a time that no clock shows")
             start, end = segment.part.start, segment.part.end
             self.process.last_ns = max(self.process.last_ns, int(np.where(end > 0, end, start).max()))
-        self._settle(path, segment)
-
-    def _settle(self, path: str, segment: _Segment) -> None:
-        header = segment.header
-        if header is None:
-            self._damaged(segment.damage)
-            return
-        self._damaged(self.last_damage)
-        self.last_damage, self.last_offset = list(segment.damage), segment.last_offset
-        self.headers.append(header)
-        if header.sealed and segment.ended < header.span_count:
-            reason = f"sealed with {header.span_count} span records, {segment.ended} of them can be read"
-            self.builder.damage(Damage(path, 0, 0, reason, "count", header.span_count - segment.ended))
+        self._settle(path, segment.header, segment.damage, segment.last_offset, segment.ended)
 
     def _close(self) -> None:
         self._own_builder.closing = True

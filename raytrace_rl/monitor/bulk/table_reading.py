@@ -12,7 +12,7 @@ from raytrace_rl.monitor.bulk.framing import Frames, SegmentFile
 from raytrace_rl.monitor.bulk.table_rows import TableRows
 from raytrace_rl.monitor.load import file_size
 from raytrace_rl.spool import format as fmt
-from raytrace_rl.spool.reader import Damage, Record
+from raytrace_rl.spool.reader import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +71,7 @@ class TableReader(spool_files.ProcessReader):
                 apart = self._noted()
                 continue
             ended += self._lot(path, frames, apart)
-        self._settle(path, file, ended)
+        self._settle(path, file.header, file.damage, file.last_offset, ended)
 
     def _noted(self) -> Words:
         """The ids of spans that were noted as open: whether they ended has to be remembered."""
@@ -94,15 +94,3 @@ class TableReader(spool_files.ProcessReader):
     def _one_by_one(self, path: str, frames: Frames, records: Iterable[int]) -> int:
         kinds, offsets = frames.kind, frames.offset
         return sum(self._take(path, Record(int(kinds[at]), frames.payload(at), int(offsets[at]))) for at in records)
-
-    def _settle(self, path: str, file: SegmentFile, ended: int) -> None:
-        header = file.header
-        if header is None:
-            self._damaged(file.damage)
-            return
-        self._damaged(self.last_damage)
-        self.last_damage, self.last_offset = list(file.damage), file.last_offset
-        self.headers.append(header)
-        if header.sealed and ended < header.span_count:
-            reason = f"sealed with {header.span_count} span records, {ended} of them can be read"
-            self.builder.damage(Damage(path, 0, 0, reason, "count", header.span_count - ended))
