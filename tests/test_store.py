@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -186,6 +187,22 @@ def test_a_cache_that_is_not_whole_is_made_anew(spool, damage):
     else:
         one.write_bytes(other.read_bytes())
     assert _ask(spool.run_dir, "SELECT count(*), sum(duration_ns) FROM spans") == before
+
+
+@pytest.mark.parametrize("table", ["spans", "processes"])
+def test_a_bit_that_flips_on_the_disk_is_noticed(spool, table):
+    """Catches a sum of other numbers than the run's, and a query that ends in DuckDB's words for a torn page."""
+    query = "SELECT count(*), sum(duration_ns), min(name), max(span_id), min(pid) FROM spans"
+    before = _ask(spool.run_dir, query)
+    rng = random.Random(3)
+    for _ in range(12):
+        for path in (spool.run_dir / "cache").glob(f"*.{table}.parquet"):
+            found = path.stat()
+            data = bytearray(path.read_bytes())
+            data[rng.randrange(4, len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        assert _ask(spool.run_dir, query) == before
 
 
 def test_two_queries_at_once_of_a_live_run(spool):

@@ -17,11 +17,11 @@ from raytrace_rl import semconv
 from raytrace_rl.monitor import lanes
 from raytrace_rl.monitor.drawing import percent, seconds
 from raytrace_rl.monitor.frames import sections
+from raytrace_rl.monitor.successors import Successors
 from raytrace_rl.monitor.tree import Lane, Tree, lane_of
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.critical_path import Segment
-    from raytrace_rl.monitor.model import Process
 
 _NS: Final = 1e9
 #: Parts of the median step from which on something is worth a sentence.
@@ -260,15 +260,15 @@ def _restarts(tree: Tree) -> list[Finding]:
         text = f"the run was started {len(attempts)} times: what it did again counts as wasted"
         found.append(_finding("restart", text, driver, None, attempts=len(attempts)))
     end = max((process.last_ns for process in run.processes), default=0)
+    successors = Successors(run.processes)
     for process in run.processes:
         if process.state != "dead" or process.attempt != attempts[-1] or process.role == semconv.ROLE_DRIVER:
             continue
         lane = lane_of(process)
         cut = tree.truncated(process)
-        following = [other for other in run.processes if _succeeds(other, process)]
+        after = successors.of(process)
         died = f"{process.label} died, with {cut} span{'' if cut == 1 else 's'} open"
-        if following:
-            after = min(following, key=lambda other: other.start_ns)
+        if after is not None:
             gap = max(0, after.start_ns - process.last_ns) / _NS
             text = f"{died}, and was back as pid {after.pid} after {seconds(gap)}"
             found.append(_finding("restart", text, lane, None, pid=process.pid, gap_s=gap, truncated=cut))
@@ -277,13 +277,3 @@ def _restarts(tree: Tree) -> list[Finding]:
             text = f"{died}; the run went on without it for {seconds(ago)}"
             found.append(_finding("died", text, lane, None, pid=process.pid, gap_s=ago, truncated=cut))
     return found
-
-
-def _succeeds(other: Process, process: Process) -> bool:
-    """Whether ``other`` goes on as what ``process`` was: the same actor, else the same rank."""
-    if other is process or other.start_ns < process.start_ns or other.attempt != process.attempt:
-        return False
-    if process.actor_id is not None and other.actor_id == process.actor_id:
-        return True
-    lane = lane_of(process)
-    return lane.rank is not None and lane_of(other) == lane and other.start_ns >= process.last_ns

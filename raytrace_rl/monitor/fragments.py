@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raytrace_rl.spool.reader import Damage
 
 #: Changes with the columns: what an older version has cached is made anew.
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class _Streaming(Builder):

@@ -155,7 +155,8 @@ class Store:
         from raytrace_rl.monitor.columns import file_sign
 
         try:
-            metadata = self._parquet.read_table(f"{base}.processes.parquet").schema.metadata or {}
+            path = f"{base}.processes.parquet"
+            metadata = self._parquet.read_table(path, page_checksum_verification=True).schema.metadata or {}
             signs = json.loads(metadata[b"files"])
             for table in ("spans", "metrics", "logs", "stacks"):
                 if file_sign(Path(f"{base}.{table}.parquet")) != signs.get(table, []):
