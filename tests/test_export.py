@@ -149,6 +149,23 @@ def test_a_message_is_of_one_process_and_small(run, form, monkeypatch):
     assert sizes == [1, 20, 20, 11]
 
 
+@pytest.mark.parametrize("form", export_module.OTLP_FORMATS)
+def test_no_message_outgrows_a_receiver_because_its_spans_are_long(form):
+    """Catches 199 spans of 100 kB in one request, which a receiver at its default refuses, all of them."""
+    process = Process("p")
+    made = [
+        _decode.span(span(n, n, n + 1, parent=1, text="x" * (1_500_000 if n == 3 else 90_000))) for n in range(1, 40)
+    ]
+    rows = [SpanRow(one, process) for one in made]
+    messages = official_messages(form, exported(Run("x", "x", rows, [process]), form))
+    found = [[one.span_id.hex() for batch in m.resource_spans[0].scope_spans for one in batch.spans] for m in messages]
+    assert [one for ids in found for one in ids] == [row.span_id for row in rows]
+    assert all(
+        m.ByteSize() <= export_module.MOST_BYTES or len(ids) == 1 for m, ids in zip(messages, found, strict=True)
+    )
+    assert max(map(len, found)) > 1
+
+
 def test_json_is_the_standard_mapping(run):
     """Catches ids in base64, 64-bit integers as numbers, or NaN that is not JSON at all."""
     line = exported(run, "otlp-json").splitlines()[0]

@@ -524,8 +524,9 @@ def test_any_json(value):
         assert all(isinstance(batch, _decode.ResourceSpans) for batch in batches)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("keep", ["head", "tail"])
-def test_the_record_that_a_kill_tore_is_not_lost_twice(keep, tmp_path):
+def test_the_record_that_a_kill_tore_is_not_lost_twice(keep, ahead, tmp_path):
     """Catches a span counted as truncated and once more as damage, because the kill came while it was being placed."""
     spool = Spool(tmp_path / "run")
     record = ended(span(3, 2, 3, parent=1))
@@ -533,6 +534,8 @@ def test_the_record_that_a_kill_tore_is_not_lost_twice(keep, tmp_path):
     spool.segment(77, ended(span(1, 0, 9), span(2, 1, 2, parent=1)) + torn, pad=256, heartbeat_ns=T0 + 9 * SECOND)
     spool.slots(77, [span(3, 2, None, parent=1)])
     spool.live_file(77)
+    if ahead:  # the next segment, made before this one is full
+        spool.segment(77, b"", number=1, pad=4096, heartbeat_ns=T0 + 9 * SECOND)
 
     run = load_run(tmp_path / "run")
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 OTLP_FORMATS: Final = ("otlp-json", "otlp-proto")
 FORMATS: Final = (*OTLP_FORMATS, "perfetto")
 
-#: Spans in one message: a line or message stays small enough for any receiver (gRPC's default is 4 MiB).
+#: Spans in one message.
 BATCH: Final = 1000
+#: Bytes of one that has several: gRPC takes 4 MiB unless told, the collector 1 MiB a line of a file.
+MOST_BYTES: Final = 1_000_000
 
 _OWN_SCOPE: Final = Scope(SCOPE_NAME, "", {})
 Progress = Callable[[int, int], None]
@@ -38,7 +40,8 @@ def export(run: Run, form: str, out: IO[bytes], progress: Progress = nobody) -> 
     Args:
         run: What to write.
         form: ``otlp-json``: one ``ExportTraceServiceRequest`` as JSON a line. ``otlp-proto``: the same as protobuf,
-            each message preceded by its length as a varint. A message holds spans of one process, at most `BATCH`.
+            each message preceded by its length as a varint. A message holds spans of one process, at most `BATCH`, and
+            no more than fit into `MOST_BYTES`.
             ``perfetto``: a Perfetto trace.
         out: A binary file.
         progress: Called with how many spans have been written, and how many there are.
@@ -101,14 +104,27 @@ def export_spool(path: Path, form: str, out: IO[bytes], progress: Progress = nob
 
 def _write(process: Process, rows: list[SpanRow], form: str, out: IO[bytes]) -> int:
     for start in range(0, len(rows), BATCH):
-        scopes = _by_scope(rows[start : start + BATCH])
-        if form == "otlp-json":
-            message = json.dumps(otlp_json_out.request_json(process, scopes), separators=(",", ":"), ensure_ascii=False)
-            out.write(message.encode("utf-8", "backslashreplace") + b"\n")
-        else:
-            data = otlp_proto.request(process, scopes)
-            out.write(varint(len(data)) + data)
+        _write_lot(process, rows[start : start + BATCH], form, out)
     return len(rows)
+
+
+def _write_lot(process: Process, rows: list[SpanRow], form: str, out: IO[bytes]) -> None:
+    data = _message(process, rows, form)
+    if len(data) > MOST_BYTES and len(rows) > 1:
+        half = len(rows) // 2
+        _write_lot(process, rows[:half], form, out)
+        _write_lot(process, rows[half:], form, out)
+    else:
+        out.write(data)
+
+
+def _message(process: Process, rows: list[SpanRow], form: str) -> bytes:
+    scopes = _by_scope(rows)
+    if form == "otlp-json":
+        text = json.dumps(otlp_json_out.request_json(process, scopes), separators=(",", ":"), ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace") + b"\n"
+    data = otlp_proto.request(process, scopes)
+    return varint(len(data)) + data
 
 
 def _by_scope(rows: list[SpanRow]) -> list[tuple[Scope, list[SpanRow]]]:

@@ -99,7 +99,7 @@ class ProcessReader:
         self.anchors: list[tuple[int, int]] = []
         #: Told of parts of the present record that cannot be read.
         self.wrong = Wrong(lambda *_: None)
-        #: What is damaged in the last segment read: of a killed process, maybe the record that it was placing.
+        #: What is damaged in the last segment written to: of a killed process, maybe the record that it was placing.
         self.last_damage: list[Damage] = []
         #: Offset of the last whole record in that segment.
         self.last_offset = -1
@@ -173,8 +173,10 @@ class ProcessReader:
         if header is None:
             self._damaged(damage)
             return
-        self._damaged(self.last_damage)
-        self.last_damage, self.last_offset = list(damage), last_offset
+        damage = list(damage)
+        if damage or last_offset >= 0:  # else it was made ahead of need: the process was writing the one before it
+            self._damaged(self.last_damage)
+            self.last_damage, self.last_offset = damage, last_offset
         self.headers.append(header)
         if header.sealed and ended < header.span_count:
             reason = f"sealed with {header.span_count} span records, {ended} of them can be read"
