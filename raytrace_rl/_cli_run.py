@@ -61,10 +61,24 @@ def run(options: argparse.Namespace, load: Callable[[str], Any]) -> int:
     if not command:
         raise RunUsageError("run: name the command after --, as in: raytrace-rl run -- python train.py")
     environ, run_dir = environment(os.environ, options.dir, options.span_groups)
+    if run_dir is not None:
+        _make(run_dir)
     code = _execute(command, environ)
     if not options.no_summary and code not in (_NOT_FOUND, _NO_PROGRAM):
         _summarise(run_dir, load)
     return code
+
+
+def _make(run_dir: str) -> None:
+    """Makes the run directory, before a program runs for hours whose spans go nowhere."""
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        if not os.access(run_dir, os.W_OK | os.X_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise RunUsageError(
+            f"run: the run directory {run_dir} cannot be used: {error}; name another with --dir"
+        ) from None
 
 
 def environment(
@@ -81,6 +95,8 @@ def environment(
         RunUsageError: A setting cannot be used.
     """
     environ = dict(base)
+    if run_dir == "":
+        raise RunUsageError("run: --dir is empty; name a directory, or leave it out")
     if run_dir is not None:
         environ["RAYTRACE_RL_RUN_DIR"] = str(Path(run_dir).absolute())
     if span_groups is not None:

@@ -50,6 +50,17 @@ def test_a_command_that_is_not_there_and_one_that_is_no_program(tmp_path):
     assert run("--dir", tmp_path, "--", text).returncode == 126
 
 
+@pytest.mark.parametrize(
+    ("where", "says"), [("", "--dir is empty"), ("/proc/self/run", "/proc/self/run cannot be used")]
+)
+def test_a_run_directory_that_cannot_be_is_told_before_anything_runs(where, says):
+    """Hours of training whose spans go nowhere; or files of a run between the user's, for a variable that is unset."""
+    done = run("--dir", where, "--", "echo", "ran")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
 def test_no_command_is_a_usage_error(capsys):
     """Without a command it runs nothing and says nothing."""
     assert cli.main(["run"]) == 2
