@@ -19,6 +19,19 @@ def frames_of(payloads):
     return framing._gathered([(Kind.SPAN, payload, n) for n, payload in enumerate(payloads)])
 
 
+def decoded_alone(monkeypatch):
+    """A list that gets an entry for each span that is decoded by itself from now on."""
+    calls = []
+    plain = _decode.span
+
+    def counted(data):
+        calls.append(1)
+        return plain(data)
+
+    monkeypatch.setattr(_decode, "span", counted)
+    return calls
+
+
 def one_by_one(payloads):
     """What plain decoding says: the columns of each span, and the records that are none."""
     rows, errors = [], []

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytrace_rl import _decode
 from raytrace_rl.monitor.bulk import decoding, framing, templates
 from raytrace_rl.monitor.bulk.decoding import Decoder
 from raytrace_rl.spool.format import pack_record
 from raytrace_rl.spool.reader import Cursor
 from tests import spooling
-from tests.decoded import frames_of, many_at_once, one_by_one
+from tests.decoded import decoded_alone, frames_of, many_at_once, one_by_one
 
 np = pytest.importorskip("numpy")
 
@@ -115,14 +114,7 @@ def test_most_spans_are_decoded_by_template(monkeypatch):
         )
         for n in range(3000)
     ]
-    calls = []
-    plain = _decode.span
-
-    def counted(data):
-        calls.append(1)
-        return plain(data)
-
-    monkeypatch.setattr(_decode, "span", counted)
+    calls = decoded_alone(monkeypatch)
     decoder = Decoder()
     decoder.add(frames_of(payloads))
     assert len(decoder.part().span) == 3000

@@ -102,7 +102,7 @@ def test_a_straggler_is_found(tmp_path):
 
 def test_processes_that_read_side_by_side_give_the_same(tmp_path, monkeypatch):
     """Catches segments that are put together in another order than they were written."""
-    monkeypatch.setattr(reading, "_ALONE_BYTES", 0)
+    monkeypatch.setattr(reading, "ALONE_BYTES", 0)
     monkeypatch.setattr(made_spool, "_SEGMENT", 1 << 16)
     made_spool.make(tmp_path / "run", 20_000)
     assert len(list(tmp_path.glob("run/spool/*/*.rts"))) > 33
@@ -111,7 +111,7 @@ def test_processes_that_read_side_by_side_give_the_same(tmp_path, monkeypatch):
 
 def test_what_lives_is_not_read_before_what_it_had_open(tmp_path, monkeypatch):
     """Catches a span that ends between two looks, at the segment and then at what is open, and is in neither."""
-    monkeypatch.setattr(reading, "_ALONE_BYTES", 0)
+    monkeypatch.setattr(reading, "ALONE_BYTES", 0)
     spool = Spool(tmp_path)
     for pid in (10, 11, 12):
         spool.segment(pid, ended(span(pid, 1, 2)))

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import made_spool
-from raytrace_rl import _decode, managed_span
+from raytrace_rl import managed_span
 from raytrace_rl.monitor import store
 from raytrace_rl.monitor.bulk import table_rows
 from raytrace_rl.spool.format import Kind, pack_record
 from tests import spooling
 from tests.bulk_runs import drawn_runs
+from tests.decoded import decoded_alone
 from tests.running import running
 from tests.spooling import Spool, ended, resource, span
 from tests.store_tables import differences
@@ -149,14 +150,7 @@ def test_spans_as_the_library_writes_them(tmp_path):
 def test_most_spans_are_no_objects(tmp_path, monkeypatch):
     """Catches columns that fit nothing, so that every span of a large run is decoded by itself after all."""
     whole = made_spool.make(tmp_path / "run", 100_000)
-    decoded = []
-    plain = _decode.span
-
-    def counted(data):
-        decoded.append(1)
-        return plain(data)
-
-    monkeypatch.setattr(_decode, "span", counted)
+    decoded = decoded_alone(monkeypatch)
     opened = store.Store(tmp_path / "run")
     assert opened.connection.execute("SELECT count(*) FROM spans").fetchone() == (whole,)
     opened.close()

@@ -8,18 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from raytrace_rl.monitor import fragments
-from raytrace_rl.monitor.load import file_size
+from raytrace_rl.monitor.load import ALONE_BYTES, file_size
 from raytrace_rl.monitor.model import State
 
 if TYPE_CHECKING:
     from raytrace_rl.spool.listing import ProcessFiles
     from raytrace_rl.spool.reader import Damage
-
-#: Below so many bytes a run is read in this process: to start others takes longer.
-ALONE_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +83,12 @@ def converted(
         yield order.carry_out(), False
 
 
+def is_connected() -> bool:
+    """Whether this process is connected to Ray; without importing it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(getattr(ray, "is_initialized", bool)())
+
+
 def _cluster_is_up() -> bool:
     """Whether this process is connected to Ray, or is told where a cluster is."""
-    ray = sys.modules.get("ray")
-    if ray is not None and getattr(ray, "is_initialized", bool)():
-        return True
-    return os.environ.get("RAY_ADDRESS", "local") not in {"", "local"}  # "local" is for starting one
+    return is_connected() or os.environ.get("RAY_ADDRESS", "local") not in {"", "local"}  # "local" is for starting one

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Final
 
 from raytrace_rl._decode import Scope
 from raytrace_rl._encode import varint
 from raytrace_rl.monitor import otlp_json_out, otlp_proto, perfetto, spool_files
 from raytrace_rl.monitor.builder import Builder
-from raytrace_rl.monitor.load import file_size, spool_processes
+from raytrace_rl.monitor.load import Progress, file_size, spool_processes
 from raytrace_rl.monitor.model import SCOPE_NAME, Process, Run, SpanRow
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ BATCH: Final = 1000
 MOST_BYTES: Final = 1_000_000
 
 _OWN_SCOPE: Final = Scope(SCOPE_NAME, "", {})
-Progress = Callable[[int, int], None]
 
 
 def nobody(done: int, whole: int) -> None:

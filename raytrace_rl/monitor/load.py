@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raytrace_rl.monitor import otlp_files, spool_files
 from raytrace_rl.monitor.builder import Builder
@@ -14,6 +15,12 @@ from raytrace_rl.spool import listing
 
 if TYPE_CHECKING:
     from raytrace_rl.monitor.model import Run
+
+#: Below so many bytes a run is read in one process: to start others takes longer.
+ALONE_BYTES: Final = 32 << 20
+
+#: Told of how much has been done, and how much there is.
+Progress = Callable[[int, int], None]
 
 
 def load_run(path: str | os.PathLike[str], *, align: bool = False) -> Run:

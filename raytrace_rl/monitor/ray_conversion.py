@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from raytrace_rl import _state
 from raytrace_rl._interrupts import is_interrupt
 from raytrace_rl.monitor import sight
+from raytrace_rl.monitor.converting import is_connected
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -63,8 +63,7 @@ def converted(orders: Mapping[int, Order], token: str) -> Iterator[Answer]:
     """
     orders = dict(orders)
     try:
-        ray = sys.modules.get("ray")
-        if ray is not None and getattr(ray, "is_initialized", bool)():
+        if is_connected():
             yield from _Tasks(orders, token, _warn).converted()
         else:
             yield from _by_a_child(orders, token, os.environ["RAY_ADDRESS"])

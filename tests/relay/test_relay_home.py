@@ -16,21 +16,9 @@ from raytrace_rl.relay.relay import Relay
 from raytrace_rl.spool.format import Kind, pack_record
 from tests import spooling, writers
 from tests.running import wait_for
-from tests.spooling import SECOND, T0, Spool, ended, span
+from tests.spooling import SECOND, T0, ended, span
 
-pytest_plugins = ["tests.telemetry_fixtures"]
-
-
-@pytest.fixture
-def far(tmp_path):
-    """The node: a run directory that the driver does not see."""
-    return Spool(tmp_path / "far")
-
-
-@pytest.fixture
-def home(tmp_path):
-    """The driver's run directory."""
-    return HomeFiles(tmp_path / "home")
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.home_fixtures"]
 
 
 def names(tmp_path):

@@ -13,13 +13,12 @@ from raytrace_rl import cli
 from raytrace_rl.monitor import open_spans
 from raytrace_rl.monitor.stuck import stuck
 from raytrace_rl.relay.carry import Carrier
-from raytrace_rl.relay.home import HomeFiles
 from raytrace_rl.spool.format import NO_SPAN, Kind, pack_record
 from tests import spooling
 from tests.running import wait_for
-from tests.spooling import T0, Spool, span, span_id
+from tests.spooling import T0, span, span_id
 
-pytest_plugins = ["tests.telemetry_fixtures"]
+pytest_plugins = ["tests.telemetry_fixtures", "tests.relay.home_fixtures"]
 
 #: Stands in C with the GIL held, or in a lock, as it is told.
 STANDING = """
@@ -43,18 +42,6 @@ with managed_span("generation", "standing"):
     print("ready", flush=True)
     globals()[sys.argv[2]]()
 """
-
-
-@pytest.fixture
-def far(tmp_path):
-    """The node: a run directory that the driver does not see."""
-    return Spool(tmp_path / "far")
-
-
-@pytest.fixture
-def home(tmp_path):
-    """The driver's run directory."""
-    return HomeFiles(tmp_path / "home")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from raytrace_rl.monitor import otlp_parts, spool_files
-from raytrace_rl.monitor.builder import Builder
+from raytrace_rl.monitor.builder import Builder, check_ids
 from raytrace_rl.monitor.bulk import clocks
 from raytrace_rl.monitor.bulk.arrays import give_back_at_once
 from raytrace_rl.monitor.bulk.columns import Columns
@@ -27,7 +27,7 @@ from raytrace_rl.monitor.bulk.decoding import Decoder
 from raytrace_rl.monitor.bulk.framing import SegmentFile
 from raytrace_rl.monitor.bulk.lanes import Coders, Lane, NotForColumnsError, across
 from raytrace_rl.monitor.bulk.parts import Part
-from raytrace_rl.monitor.load import file_size, spool_processes
+from raytrace_rl.monitor.load import ALONE_BYTES, Progress, file_size, spool_processes
 from raytrace_rl.monitor.model import SpanRow, UnreadableRunError
 from raytrace_rl.monitor.relay_counters import add_home_losses
 from raytrace_rl.spool import format as fmt
@@ -39,12 +39,8 @@ if TYPE_CHECKING:
     from raytrace_rl.monitor.model import Process
     from raytrace_rl.spool.listing import ProcessFiles
 
-#: Below so many bytes a run is read in this process: to start others takes longer.
-_ALONE_BYTES: Final = 32 << 20
 #: Segments read ahead of their turn, for each process that reads.
 _AHEAD: Final = 4
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -102,8 +98,7 @@ class _Builder(Builder):
 
     def add(self, span: Span, process: Process, scope: Scope | None = None) -> SpanRow | None:
         """Keeps a span."""
-        if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id) or not any(span.span_id):
-            raise ValueError("span without a trace id and a span id")
+        check_ids(span)
         row = SpanRow(span, process, scope)
         process.last_ns = max(process.last_ns, row.end_ns or row.start_ns)
         self.singles.append((row, self.closing))
@@ -220,7 +215,7 @@ class _Segments:
         self._pool: ProcessPoolExecutor | None = None
         workers = min(os.cpu_count() or 1, len(self._waiting))
         self._ahead = workers * _AHEAD
-        if workers > 1 and self._whole > _ALONE_BYTES:
+        if workers > 1 and self._whole > ALONE_BYTES:
             # Started anew rather than forked: this process may have threads.
             self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
             stack.callback(self._pool.shutdown, wait=True, cancel_futures=True)
